@@ -1,0 +1,1 @@
+"""Checkpoints: one folder a step, complete or ignored, safetensors and JSON only."""

@@ -1,0 +1,1 @@
+"""The `lavra` command: one file a verb, imported only when that verb is called."""

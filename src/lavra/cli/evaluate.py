@@ -1,0 +1,24 @@
+"""Bits per byte on whole validation documents, beside `xz -9e` and `zstd -19` on the same files.
+
+Earlier stages run first when they are missing or out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from lavra.cli.shared import add_pipeline, add_recipe
+
+    add_recipe(parser)
+    add_pipeline(parser)
+    parser.add_argument("--json", action="store_true", help="print the stage's summary as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    from lavra.cli.shared import print_json, run_until
+
+    result = run_until(args, "evaluate").artifacts["evaluate"]
+    if args.json:
+        print_json(dict(result.summary))

@@ -1,0 +1,79 @@
+"""Settings of the corpus room."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from lavra.schema import AutoBytes, AutoCount, Bytes, Config, Count
+
+STANDARD_LIBRARY = "python:stdlib"
+SUCCESS_METRICS = ("documents_in", "kept_fraction", "train_bytes", "validation_bytes", "error_documents")
+
+
+class Source(Config):
+    """One place that text comes from."""
+
+    path: str = Field(
+        description="File, folder or glob, relative to the recipe; or `python:stdlib`, the text of this Python"
+    )
+    name: str = Field(
+        default="", description="Name in accounting and report; default: the last part of the path"
+    )
+    text_field: str = Field(default="text", description="JSONL/Parquet field that holds the text")
+    id_field: str = Field(
+        default="id", description="JSONL/Parquet field that names a record, when there is one"
+    )
+    group_field: str = Field(
+        default="auto",
+        description="JSONL/Parquet field whose records never straddle train and validation (a book, a repository); "
+        "`auto`: `group` if present, else the part of a path-like id before its last `/`, else the record itself",
+    )
+
+
+class Rules(Config):
+    """Document rules. Every rule is evaluated and every reason kept; a document with any reason is dropped."""
+
+    enabled: bool = Field(default=True, description="Apply the rules (exact deduplication is always applied)")
+    min_characters: Count = Field(default=64, description="Shorter documents are dropped as `too_short`")
+    min_letter_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.45, description="Letters (any script) / non-space characters in prose; below: `few_letters`"
+    )
+    max_duplicate_line_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.30,
+        description="Repeated non-blank lines / non-blank lines in prose (Gopher, Rae et al. 2021)",
+    )
+    max_top_bigram_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.20,
+        description="Characters in the most frequent word pair / all, in prose (Gopher, Rae et al. 2021)",
+    )
+    max_line_characters: Count = Field(
+        default=1000, description="Longest line allowed in code (StarCoder, Li et al. 2023): `long_line`"
+    )
+    max_control_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.001, description="Control characters (not tab, newline, form feed, escape) / characters"
+    )
+
+
+class CorpusConfig(Config):
+    """What text to read, what to keep, and how to split it."""
+
+    sources: tuple[Source, ...] = Field(
+        default=(Source(path=STANDARD_LIBRARY),), min_length=1, description="Where text comes from"
+    )
+    max_bytes: AutoBytes = Field(
+        default="auto",
+        description="Text bytes to take (a sample by content hash); `auto`: what the budget can use",
+    )
+    max_document_bytes: Bytes = Field(
+        default=16 << 20, description="A larger record is quarantined as `oversize` without being loaded"
+    )
+    rules: Rules = Rules()
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        default=0.05, description="Share of the kept bytes held out, by whole groups"
+    )
+    validation_max_bytes: AutoBytes = Field(
+        default="auto", description="Upper bound of held-out bytes; `auto`: what evaluation has time for"
+    )
+    workers: AutoCount = Field(default="auto", description="Worker processes; `auto`: one a core")

@@ -1,0 +1,68 @@
+"""Exact deduplication of all units in bounded memory: the first of equal documents survives."""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lavra.artifact import atomic_writer
+from lavra.corpus.records import Records, bucket_count, iter_located, partition, read_bucket
+
+# One later copy, and where the document that stays in its place is.
+COPY = np.dtype([("unit", "<u4"), ("row", "<u4"), ("kept_file", "<u4"), ("kept_position", "<u8")])
+
+
+def deduplicate(record_files: Sequence[Path], record_count: int, out: Path) -> None:
+    """Write the copies of every bucket of hashes to `out/NNNN.npy`, sorted by unit and row.
+
+    Args:
+        record_files: of each unit, in unit order; equal hashes keep the first by (unit, row).
+        record_count: of all units together.
+        out: folder for the result; a scratch folder beside it is used and removed.
+    """
+    scratch = out.with_name(out.name + ".scratch")
+    chunks = (chunk for unit, path in enumerate(record_files) for chunk in iter_located(unit, path))
+    buckets = partition(chunks, "hash_high", bucket_count(record_count), scratch)
+    for index, path in enumerate(buckets):
+        with atomic_writer(out / f"{index:04d}.npy") as file:
+            np.save(file, find_copies(read_bucket(path)))
+        path.unlink()
+    shutil.rmtree(scratch)
+
+
+def find_copies(records: Records) -> Records:
+    """`COPY` rows of one bucket (records in unit and row order)."""
+    order = np.lexsort((records["hash_low"], records["hash_high"]))  # stable: the first stays first
+    high, low = records["hash_high"][order], records["hash_low"][order]
+    new = np.ones(len(order), bool)
+    new[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    kept = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+    copies = np.empty(int((~new).sum()), COPY)
+    for name in ("unit", "row"):
+        copies[name] = records[name][order[~new]]
+    copies["kept_file"] = records["file"][kept[~new]]
+    copies["kept_position"] = records["position"][kept[~new]]
+    return np.sort(copies, order=("unit", "row"))
+
+
+def copies_of_unit(folder: Path, unit: int) -> Records:
+    """`COPY` rows of one unit, sorted by row."""
+    found = [np.empty(0, COPY)]
+    for path in sorted(folder.glob("*.npy")):
+        copies = np.load(path, mmap_mode="r")
+        # bisect, because numpy would copy the whole column out of the mapped file.
+        start, stop = (bisect_left(copies["unit"], value) for value in (unit, unit + 1))
+        found.append(np.array(copies[start:stop]))
+    return np.sort(np.concatenate(found), order="row")
+
+
+def iter_kept(record_files: Sequence[Path], copies_folder: Path) -> Iterator[Records]:
+    """Chunks of all records (`LOCATED`, unit order) that are no copy of an earlier document."""
+    for unit, path in enumerate(record_files):
+        copies = copies_of_unit(copies_folder, unit)
+        for chunk in iter_located(unit, path):
+            yield chunk[~np.isin(chunk["row"], copies["row"])]

@@ -1,0 +1,143 @@
+"""Second pass over a unit: what dedup and split decided -> train, validation and dropped parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from lavra.artifact import read_json
+from lavra.corpus import accounting as acc
+from lavra.corpus.accounting import Tally
+from lavra.corpus.dedup import copies_of_unit
+from lavra.corpus.documents import content_id
+from lavra.corpus.readers import place
+from lavra.corpus.records import Records, read_records
+from lavra.corpus.rules import DUPLICATE
+from lavra.corpus.split import Cut, cut_tail, is_held_out
+from lavra.corpus.store import (
+    DOCUMENT_SCHEMA,
+    DROPPED_SCHEMA,
+    EXCERPT_CHARACTERS,
+    iter_part,
+    part_writer,
+)
+from lavra.corpus.unit_files import WORK, UnitPaths, seal, sealed_tally
+
+COPIES, GROUPS, DOCUMENTS, FILES = "copies", "groups.npy", "documents.npy", "files.json"  # in `work`
+
+
+class WriteTask(NamedTuple):
+    """A unit, and the cut when it concerns this unit."""
+
+    paths: UnitPaths
+    cut: Cut | None
+
+
+def write_unit(task: WriteTask) -> None:
+    """Write the parts of a unit."""
+    paths, tally = task.paths, Tally()
+    if sealed_tally(paths, "write") is not None:
+        return
+    outputs = {side: paths.part(side) for side in (acc.TRAIN, acc.VALIDATION, acc.DROPPED)}
+    with ExitStack() as stack:
+        write = {
+            side: stack.enter_context(
+                part_writer(path, DROPPED_SCHEMA if side == acc.DROPPED else DOCUMENT_SCHEMA)
+            )
+            for side, path in outputs.items()
+        }
+        for batch in iter_part(paths.dropped):
+            write[acc.DROPPED](batch)
+        for side, batch in _routed(task, tally):
+            write[side](batch)
+    _check(task, tally)
+    seal(paths, "write", list(outputs.values()), tally)
+    pa.default_memory_pool().release_unused()
+
+
+def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Every document of a unit once, in batches with the side that it goes to."""
+    work = task.paths.out / WORK
+    groups, documents = np.load(work / GROUPS), np.load(work / DOCUMENTS)
+    copies = copies_of_unit(work / COPIES, task.paths.unit)
+    start = 0
+    for batch in iter_part(task.paths.documents):
+        records = read_records(task.paths.records, start, batch.num_rows)
+        rows = np.arange(start, start + batch.num_rows)
+        is_copy = np.isin(rows, copies["row"])
+        held_out = is_held_out(records, groups, documents)
+        copied = batch.filter(pa.array(is_copy))
+        yield acc.DROPPED, _copy_rows(copied, copies[np.isin(copies["row"], rows)], work, tally)
+        _count(batch.filter(pa.array(~is_copy)), acc.KEPT, tally)
+        cut = task.cut.row - start if task.cut and task.cut.row in rows else None
+        for side, mask in ((acc.TRAIN, ~is_copy & ~held_out), (acc.VALIDATION, ~is_copy & held_out)):
+            if cut is not None:
+                mask[cut] = False  # goes in two parts below
+            chosen = batch.filter(pa.array(mask))
+            _count(chosen, side, tally)
+            yield side, chosen
+        if task.cut and cut is not None:
+            for side, part in _cut_document(batch.slice(cut, 1), task.cut.tail_bytes):
+                _count(part, side, tally)
+                yield side, part
+        start += batch.num_rows
+
+
+def _cut_document(document: pa.RecordBatch, tail_bytes: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The head of a document for training and its tail for validation."""
+    row = document.to_pylist()[0]
+    for side, text in zip((acc.TRAIN, acc.VALIDATION), cut_tail(row["text"], tail_bytes), strict=True):
+        identity, size = content_id(text)
+        changed = row | {"id": identity.hex(), "text": text, "bytes": size}
+        yield side, pa.RecordBatch.from_pylist([changed], DOCUMENT_SCHEMA)
+
+
+def _copy_rows(batch: pa.RecordBatch, copies: Records, work: Path, tally: Tally) -> pa.RecordBatch:
+    """Dropped rows of later copies, with the place of the document that stays."""
+    _count(batch, acc.DROPPED, tally)
+    rows = []
+    for row, copy in zip(batch.to_pylist(), copies, strict=True):
+        tally.drop([DUPLICATE], row["source"], row["bytes"])
+        kept = _place(str(work / FILES), int(copy["kept_file"]), int(copy["kept_position"]))
+        rows.append(
+            {name: row[name] for name in DROPPED_SCHEMA.names if name in row}
+            | {"reasons": [DUPLICATE], "duplicate_of": kept, "excerpt": row["text"][:EXCERPT_CHARACTERS]}
+        )
+    return pa.RecordBatch.from_pylist(rows, DROPPED_SCHEMA)
+
+
+def _place(files_json: str, file: int, position: int) -> str:
+    source, name, reader = _files(files_json)[file]
+    return f"{source}: {place(name, reader, position)}"
+
+
+@lru_cache(maxsize=1)
+def _files(path: str) -> Any:
+    """Source, name and reader of every file; read only by units that hold copies."""
+    return read_json(Path(path))
+
+
+def _count(batch: pa.RecordBatch, outcome: str, tally: Tally) -> None:
+    columns = [batch.column(name).to_pylist() for name in ("source", "kind", "file_type", "bytes")]
+    for source, kind, file_type, size in zip(*columns, strict=True):
+        tally.add(("outcome", outcome, source, kind, file_type), 1, size)
+
+
+def _check(task: WriteTask, tally: Tally) -> None:
+    """What passed the rules was kept or is a copy; what is kept is on one side."""
+    where = f"unit {task.paths.unit}"
+    read = sealed_tally(task.paths, "read")
+    assert read is not None
+    kept, train = tally.sum("outcome", acc.KEPT), tally.sum("outcome", acc.TRAIN)
+    dropped, validation = tally.sum("outcome", acc.DROPPED), tally.sum("outcome", acc.VALIDATION)
+    passed = read.sum("outcome", acc.PASSED)
+    acc.check(acc.PASSED, passed, {acc.KEPT: kept, acc.DROPPED: dropped}, where)
+    if task.cut:
+        kept = kept[0] + 1, kept[1]  # one document became two
+    acc.check(acc.KEPT, kept, {acc.TRAIN: train, acc.VALIDATION: validation}, where)

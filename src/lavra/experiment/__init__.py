@@ -1,0 +1,1 @@
+"""Everything that trains something to learn something: the calibration probe."""

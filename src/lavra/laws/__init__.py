@@ -1,0 +1,1 @@
+"""Scaling laws: what loss a size and an amount of text should reach."""

@@ -1,0 +1,58 @@
+"""`metrics.jsonl` is the run's truth: names, writer, reader. `events.jsonl` uses the same form."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lavra.artifact import write_bytes
+
+# Names used in metrics.jsonl; every line also has `step`, `tokens` (so far) and `time` (seconds in training).
+TRAIN_LOSS = "train/loss"  # nats per token, mean over the global step
+LEARNING_RATE = "train/lr"
+GRAD_NORM = "train/grad_norm"  # before clipping
+TOKENS_PER_SECOND = "perf/tok_per_s"
+MFU = "perf/mfu"  # model FLOPs / (measured GEMM ceiling of this machine)
+DATA_WAIT = "perf/data_wait_frac"
+RSS_GIB = "mem/rss_gib"
+VALIDATION_LOSS = "val/loss"  # nats per token
+VALIDATION_BPB = "val/bpb"  # bits per UTF-8 byte
+
+
+class JsonlWriter:
+    """Append one JSON object a line; each line reaches the system before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append `record`; numbers that are not finite become null (JSON has no NaN)."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._file.write((json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a JSONL log; a torn last line (killed writer) is left out."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Drop records past `step`: they belong to work that a resume does again."""
+    if path.exists():
+        kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
+        write_bytes(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept).encode())

@@ -1,0 +1,1 @@
+"""Plain `nn.Module`s: configuration with exact counts, attention, decoder."""

@@ -1,0 +1,142 @@
+"""Shape of a decoder: the recipe's section, the concrete shape, exact parameter and FLOP counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lavra.schema import AutoCount, Config, Count
+
+
+class ModelConfig(Config):
+    """Recipe section `model`: one dial (`size`), and every dimension to override."""
+
+    size: AutoCount = Field(
+        default="auto",
+        description="Parameters, e.g. 10M; sets width, depth and heads; `auto`: what the budget trains best",
+    )
+    d_model: AutoCount = Field(default="auto", description="Width of the residual stream")
+    n_layers: AutoCount = Field(default="auto", description="Number of blocks")
+    n_heads: AutoCount = Field(default="auto", description="Query heads; `auto`: d_model / 64")
+    n_kv_heads: AutoCount = Field(
+        default="auto", description="Key/value heads (grouped-query attention); divides n_heads"
+    )
+    d_ff: AutoCount = Field(
+        default="auto", description="Width of the SwiGLU; `auto`: 8/3 d_model to a multiple of 64"
+    )
+    tie_embeddings: bool | Literal["auto"] = Field(
+        default="auto", description="Use the embedding as output head; `auto`: yes below 500M parameters"
+    )
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="RoPE base frequency")
+
+
+class ModelShape(Config):
+    """A concrete Llama-style decoder (RMSNorm, RoPE, SwiGLU, GQA)."""
+
+    vocab_size: Count
+    d_model: Count
+    n_layers: Count
+    n_heads: Count
+    n_kv_heads: Count
+    d_ff: Count
+    seq_len: Count
+    tie_embeddings: bool
+    rope_theta: float = 10_000.0
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelShape:
+        if self.d_model % self.n_heads or self.head_dim % 2:
+            raise ValueError(
+                f"d_model {self.d_model} must be n_heads {self.n_heads} times an even head width"
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} must be a multiple of n_kv_heads {self.n_kv_heads}")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.n_heads
+
+    def parameter_count(self) -> int:
+        """Exact number of trainable parameters."""
+        embeddings = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
+        attention = 2 * self.d_model**2 + 2 * self.d_model * self.n_kv_heads * self.head_dim
+        block = attention + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        return embeddings + self.n_layers * block + self.d_model
+
+    def matmul_parameter_count(self) -> int:
+        """Parameters that multiply every token: blocks and output head, no norms, no input embedding."""
+        attention = 2 * self.d_model**2 + 2 * self.d_model * self.n_kv_heads * self.head_dim
+        return self.n_layers * (attention + 3 * self.d_model * self.d_ff) + self.vocab_size * self.d_model
+
+    def flops_per_token(self, seq_len: int | None = None) -> float:
+        """Training FLOPs a token: 6 x matmul parameters + causal attention 6 L d s.
+
+        Convention: output head counted, input embedding not, attention causal (half of s^2), forward
+        plus twice that for backward; recomputation is not counted (MFU, Chowdhery et al. 2022, App. B).
+        """
+        length = self.seq_len if seq_len is None else seq_len
+        return 6.0 * self.matmul_parameter_count() + 6.0 * self.n_layers * self.d_model * length
+
+
+def shape_for(config: ModelConfig, size: int, *, vocab_size: int, seq_len: int) -> ModelShape:
+    """The shape nearest to `size` parameters on lavra's aspect-ratio curve, overrides respected.
+
+    Depth follows width (d/64 layers up to width 1024, then slower, as GPT-2 and Llama shapes do).
+
+    Raises:
+        ValueError: overrides that do not fit together.
+    """
+    widths = [config.d_model] if config.d_model != "auto" else [64 * k for k in range(1, 257)]
+    best: ModelShape | None = None
+    for width in widths:
+        for depth in _depths(config, width):
+            shape = _shape(config, size, width, depth, vocab_size, seq_len)
+            if best is None or _distance(shape, size) < _distance(best, size):
+                best = shape
+        if config.d_model == "auto" and best is not None and best.parameter_count() < size / 1e3 < width:
+            break
+    assert best is not None
+    return best
+
+
+def _distance(shape: ModelShape, size: int) -> float:
+    """Relative distance from `size`; depth off the natural curve costs a little, so it only fine-tunes."""
+    off_curve = abs(shape.n_layers - natural_depth(shape.d_model)) / natural_depth(shape.d_model)
+    return abs(shape.parameter_count() / size - 1) + 0.3 * off_curve
+
+
+def natural_depth(d_model: int) -> int:
+    """Layers for a width: 256 -> 4, 768 -> 12, 1024 -> 16, 2048 -> 21, 4096 -> 32."""
+    return max(2, round(d_model / 64)) if d_model <= 1024 else 16 + round((d_model - 1024) / 192)
+
+
+def _depths(config: ModelConfig, d_model: int) -> list[int]:
+    if config.n_layers != "auto":
+        return [config.n_layers]
+    natural = natural_depth(d_model)
+    return sorted({max(2, natural + delta) for delta in (-1, 0, 1)})
+
+
+def _shape(
+    config: ModelConfig, size: int, width: int, depth: int, vocab_size: int, seq_len: int
+) -> ModelShape:
+    heads = config.n_heads if config.n_heads != "auto" else max(1, width // 64)
+    if config.n_kv_heads != "auto":
+        kv_heads = config.n_kv_heads
+    else:
+        kv_heads = heads // 4 if width >= 1024 and heads % 4 == 0 else heads
+    tie = size < 500_000_000 if config.tie_embeddings == "auto" else config.tie_embeddings
+    return ModelShape(
+        vocab_size=vocab_size,
+        d_model=width,
+        n_layers=depth,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        d_ff=config.d_ff if config.d_ff != "auto" else 64 * round(8 * width / 3 / 64),
+        seq_len=seq_len,
+        tie_embeddings=tie,
+        rope_theta=config.rope_theta,
+    )

@@ -1,0 +1,1 @@
+"""Objectives: what is predicted, and each one's loss numerator and normaliser."""

@@ -1,0 +1,1 @@
+"""Recipe + machine + budget -> decisions and predictions. Closed forms; trains nothing."""

@@ -1,0 +1,135 @@
+"""Closed forms behind the plan: memory, throughput, disk, seconds of each stage.
+
+Rates of the text stages are round figures measured on one 2-core machine (docs/lab-log.md); the run
+measures them again and the report shows both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lavra.model.config import ModelShape
+
+BYTES_PER_TOKEN = 3.4  # before the tokenizer exists: vocabulary 4096 on English and code
+CORPUS_BYTES_PER_SECOND_CORE = 6e6
+TOKENIZER_BYTES_PER_SECOND = 1.5e6
+ENCODE_BYTES_PER_SECOND_CORE = 2e6
+COMPRESS_BYTES_PER_SECOND = 0.5e6  # xz -9e and zstd -19 of the evaluated files
+STAGE_OVERHEAD_SECONDS = 1.0
+REPORT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Training throughput measured on one small model."""
+
+    d_model: int
+    flops_per_token: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on this machine just before planning.
+
+    Attributes:
+        gemm_gflops: best GEMM throughput by dtype, GFLOP/s.
+        precision: the faster training precision here.
+        probes: eager training throughput of probe models, by rising width.
+        compile_gain: throughput compiled / eager expected here.
+        compile_seconds: expected compilation time.
+        base_bytes: resident memory of this process with torch loaded and warmed up.
+    """
+
+    device: str
+    gemm_gflops: dict[str, float]
+    precision: str
+    probes: tuple[Probe, ...]
+    compile_gain: float
+    compile_seconds: float
+    base_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+    @property
+    def peak_flops(self) -> float:
+        """Measured GEMM ceiling in the training precision, FLOP/s."""
+        return self.gemm_gflops[self.precision] * 1e9
+
+
+def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, compiled: bool) -> float:
+    """Throughput: FLOP/s interpolated between the probes in log width, held flat outside them."""
+    probes = calibration.probes
+    achieved = [p.flops_per_token * p.tokens_per_second for p in probes]
+    width = math.log(shape.d_model)
+    widths = [math.log(p.d_model) for p in probes]
+    if width <= widths[0]:
+        flops = achieved[0] * shape.d_model / probes[0].d_model  # narrow models waste the vector units
+    elif width >= widths[-1]:
+        flops = achieved[-1]
+    else:
+        right = next(i for i, w in enumerate(widths) if w >= width)
+        share = (width - widths[right - 1]) / (widths[right] - widths[right - 1])
+        flops = achieved[right - 1] + share * (achieved[right] - achieved[right - 1])
+    return flops * (calibration.compile_gain if compiled else 1.0) / shape.flops_per_token()
+
+
+def peak_memory_bytes(
+    shape: ModelShape, micro_batch_size: int, *, compiled: bool, calibration: Calibration
+) -> int:
+    """Steady-state memory of the training process: base + 16 bytes a parameter + activations."""
+    element = 4 if calibration.precision == "fp32" else 2
+    states = 16 * shape.parameter_count()
+    return int(
+        calibration.base_bytes
+        + states
+        + activation_bytes(shape, micro_batch_size, element, compiled=compiled)
+    )
+
+
+def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, compiled: bool) -> float:
+    """Tensors kept for the backward pass of one micro-batch, plus the logits at their peak.
+
+    A token of a block keeps: both norm inputs and outputs, q, k, v before and after rotation, the attention
+    output, gate, up, silu and their product; attention keeps half of its T x T probabilities. The output
+    keeps logits, their log-softmax and their gradient in fp32. Compiled blocks keep about three quarters.
+    """
+    tokens = micro_batch_size * shape.seq_len
+    kv = shape.n_kv_heads * shape.head_dim
+    block = 6 * shape.d_model + 2 * (shape.d_model + 2 * kv) + 4 * shape.d_ff
+    probabilities = shape.n_heads * shape.seq_len / 2 if shape.seq_len <= 1024 else 0
+    kept = shape.n_layers * (block * (0.75 if compiled else 1.0) + probabilities)
+    return tokens * (kept * element + 3 * 4 * shape.vocab_size)
+
+
+def disk_bytes(shape: ModelShape, corpus_bytes: int, *, keep: int) -> int:
+    """Corpus (compressed, with its intermediate copy), tokens (2 or 4 bytes), checkpoints kept plus one."""
+    token = 2 if shape.vocab_size <= 1 << 16 else 4
+    return int(
+        corpus_bytes * 0.8
+        + corpus_bytes / BYTES_PER_TOKEN * token
+        + (keep + 1) * 12 * shape.parameter_count()
+    )
+
+
+def stage_seconds(
+    *,
+    corpus_bytes: float,
+    tokenizer_bytes: float,
+    evaluate_bytes: float,
+    tokens_per_second: float,
+    cores: int,
+) -> dict[str, float]:
+    """Expected seconds of every stage but plan and pretrain."""
+    scored = 2 * evaluate_bytes / BYTES_PER_TOKEN / (2.6 * tokens_per_second)
+    return {
+        "corpus": STAGE_OVERHEAD_SECONDS + corpus_bytes / CORPUS_BYTES_PER_SECOND_CORE / cores,
+        "tokenizer": STAGE_OVERHEAD_SECONDS + tokenizer_bytes / TOKENIZER_BYTES_PER_SECOND,
+        "tokens": STAGE_OVERHEAD_SECONDS + corpus_bytes / ENCODE_BYTES_PER_SECOND_CORE / cores,
+        "evaluate": STAGE_OVERHEAD_SECONDS + scored + evaluate_bytes / COMPRESS_BYTES_PER_SECOND,
+        "report": REPORT_SECONDS,
+    }

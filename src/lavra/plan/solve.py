@@ -1,0 +1,350 @@
+"""From a budget to a model, a batch, a horizon, and predictions that the run will be held to.
+
+Inputs are facts measured elsewhere (`Calibration`, `Machine`) and the recipe's sections; everything
+here is arithmetic. Decisions are frozen in plan.json once training starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lavra.errors import PreflightError
+from lavra.hardware.probe import Machine
+from lavra.laws.loss import predict_bits_per_byte
+from lavra.model.config import ModelConfig, ModelShape, shape_for
+from lavra.plan.estimates import (
+    BYTES_PER_TOKEN,
+    Calibration,
+    disk_bytes,
+    peak_memory_bytes,
+    stage_seconds,
+    training_tokens_per_second,
+)
+from lavra.tokenizer.bpe import SMALLEST_VOCABULARY
+from lavra.tokenizer.config import TokenizerConfig
+from lavra.units import format_bytes, format_count
+
+SIZES = [int(10 ** (e / 16)) for e in range(16 * 5 + 4, 16 * 10 + 12)]  # 0.18M to 56B, 15 % apart
+MINIMUM_STEPS = 40
+TOKENS_PER_PARAMETER = 20
+MEMORY_SHARE = 0.85  # of what is available
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the recipe fixes, or leaves to the plan with `auto` (field meanings: the rooms' configs)."""
+
+    seq_len: int | str
+    batch_tokens: int | str
+    micro_batch_size: int | str
+    learning_rate: float | str
+    precision: str
+    compile: str
+    warmup_fraction: float
+    decay_fraction: float
+    keep_checkpoints: int
+    corpus_max_bytes: int | str
+    validation_max_bytes: int | str
+    evaluate_max_bytes: int | str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything the plan depends on.
+
+    Attributes:
+        budget_kind: `time` (seconds), `tokens` or `flops`.
+        text_bytes: estimated bytes of source text.
+        elapsed: seconds since the command started.
+    """
+
+    budget_kind: str
+    budget_value: float
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    wishes: Wishes
+    text_bytes: int
+    machine: Machine
+    calibration: Calibration
+    elapsed: float
+    inherited: ModelShape | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One affordable model with what it would reach."""
+
+    shape: ModelShape
+    tokens: float
+    tokens_per_second: float
+    compile: bool
+    train_seconds: float
+    stages: dict[str, float]
+    bits_per_byte: float
+    basis: str
+    micro_batch_size: int
+    memory_bytes: int
+    evaluate_bytes: int
+
+
+def solve(situation: Situation) -> dict[str, Any]:
+    """Choose and predict; returns the content of plan.json (see docs/plan.md).
+
+    Raises:
+        PreflightError: nothing fits in memory or time; names the nearest that does.
+    """
+    candidates = [_candidate(situation, size) for size in _sizes(situation)]
+    fitting = [c for c in candidates if _fits(c, situation)]
+    if not fitting:
+        _refuse(candidates, situation)
+    best = min(fitting, key=lambda c: c.bits_per_byte)
+    return _plan(best, situation)
+
+
+def _sizes(s: Situation) -> list[int]:
+    if s.inherited is not None:
+        return [s.inherited.parameter_count()]
+    if s.model.size != "auto":
+        return [int(s.model.size)]
+    if s.model.d_model != "auto" and s.model.n_layers != "auto":
+        return [1_000_000]  # the overrides decide, whatever the dial says
+    if s.budget_kind == "tokens":
+        # Tokens alone do not bound the size; about 20 tokens a parameter is compute-optimal (Hoffmann et al. 2022).
+        return [max(SIZES[0], int(s.budget_value / TOKENS_PER_PARAMETER))]
+    return SIZES
+
+
+def _candidate(s: Situation, size: int) -> Candidate:
+    seq_len = _seq_len(s, size)
+    vocab_size = _vocab_size(s, size)
+    shape = s.inherited or shape_for(s.model, size, vocab_size=vocab_size, seq_len=seq_len)
+    compile_, rate = _compile_and_rate(s, shape)
+    evaluate_bytes = _evaluate_bytes(s, rate)
+    corpus_bytes = min(_corpus_bytes(s, rate), s.text_bytes)
+    stages = stage_seconds(
+        corpus_bytes=corpus_bytes,
+        tokenizer_bytes=min(s.tokenizer.train_max_bytes, corpus_bytes),
+        evaluate_bytes=evaluate_bytes,
+        tokens_per_second=rate,
+        cores=s.machine.cores,
+    )
+    if s.budget_kind == "time":
+        train_seconds = s.budget_value - s.elapsed - sum(stages.values())
+        usable = train_seconds - (s.calibration.compile_seconds if compile_ else 0.0)
+        tokens = max(usable, 0.0) * rate
+    else:
+        tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
+        train_seconds = tokens / rate + (s.calibration.compile_seconds if compile_ else 0.0)
+    bits, basis = predict_bits_per_byte(shape.parameter_count(), max(tokens, 1.0), BYTES_PER_TOKEN)
+    micro = _micro_batch(s, shape, _batch_size(s, shape, tokens))
+    return Candidate(
+        shape,
+        tokens,
+        rate,
+        compile_,
+        train_seconds,
+        stages,
+        bits,
+        basis,
+        micro,
+        peak_memory_bytes(shape, micro, compiled=compile_, calibration=s.calibration),
+        evaluate_bytes,
+    )
+
+
+def _fits(c: Candidate, s: Situation) -> bool:
+    in_time = c.tokens >= MINIMUM_STEPS * c.shape.seq_len or s.budget_kind != "time"
+    return in_time and c.memory_bytes <= MEMORY_SHARE * s.machine.available_bytes
+
+
+def _refuse(candidates: list[Candidate], s: Situation) -> None:
+    smallest = min(candidates, key=lambda c: c.memory_bytes)
+    if smallest.memory_bytes > MEMORY_SHARE * s.machine.available_bytes:
+        largest = max((n for n in SIZES if _fits_memory(n, s)), default=0)
+        raise PreflightError(
+            f"a model of {format_count(smallest.shape.parameter_count())} parameters needs "
+            f"{format_bytes(smallest.memory_bytes)} to train; {format_bytes(s.machine.available_bytes)} are available",
+            where="plan",
+            hint=f"the largest that fits is about model.size={format_count(largest)}",
+        )
+    cheapest = min(candidates, key=lambda c: sum(c.stages.values()))
+    need = (
+        s.elapsed
+        + sum(cheapest.stages.values())
+        + MINIMUM_STEPS * cheapest.shape.seq_len / cheapest.tokens_per_second
+    )
+    raise PreflightError(
+        f"a budget of {s.budget_value:.0f}s leaves {cheapest.train_seconds:.0f}s to train after the other stages",
+        where="plan",
+        hint=f"give it about budget.time={math.ceil(need * 1.5)}s, or lower corpus.max_bytes",
+    )
+
+
+def _fits_memory(size: int, s: Situation) -> bool:
+    shape = shape_for(s.model, size, vocab_size=_vocab_size(s, size), seq_len=_seq_len(s, size))
+    return (
+        peak_memory_bytes(shape, 1, compiled=False, calibration=s.calibration)
+        <= MEMORY_SHARE * s.machine.available_bytes
+    )
+
+
+def _vocab_size(s: Situation, size: int) -> int:
+    """By model size (a larger vocabulary costs parameters a small model needs elsewhere), capped by the text."""
+    if s.tokenizer.vocab_size != "auto":
+        return int(s.tokenizer.vocab_size)
+    ladder = ((10e6, 4096), (60e6, 8192), (200e6, 16384), (1e9, 32768), (math.inf, 65536))
+    wanted = next(vocab for limit, vocab in ladder if size < limit)
+    learnable = SMALLEST_VOCABULARY + int(min(s.text_bytes, s.tokenizer.train_max_bytes) / 60)
+    return min(wanted, learnable)
+
+
+def _seq_len(s: Situation, size: int) -> int:
+    if s.wishes.seq_len != "auto":
+        return int(s.wishes.seq_len)
+    wanted = 512 if size < 60e6 else 1024 if size < 500e6 else 2048
+    # A short corpus: at least eight windows, so that a batch does not repeat itself.
+    longest = max(16, int(s.text_bytes / BYTES_PER_TOKEN / 8))
+    return min(wanted, 1 << (longest.bit_length() - 1))
+
+
+def _compile_and_rate(s: Situation, shape: ModelShape) -> tuple[bool, float]:
+    """Compile when the run is long enough to earn the compilation back."""
+    eager = training_tokens_per_second(shape, s.calibration, compiled=False)
+    compiled = training_tokens_per_second(shape, s.calibration, compiled=True)
+    if s.wishes.compile != "auto" or not s.machine.compiler:
+        wanted = s.wishes.compile == "on" and bool(s.machine.compiler)
+        return wanted, compiled if wanted else eager
+    if s.budget_kind == "time":
+        seconds = s.budget_value - s.elapsed
+        earns = (seconds - s.calibration.compile_seconds) * compiled > 1.05 * seconds * eager
+    else:
+        tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
+        earns = tokens / compiled + s.calibration.compile_seconds < 0.95 * tokens / eager
+    return earns, compiled if earns else eager
+
+
+def _corpus_bytes(s: Situation, rate: float) -> int:
+    """Text worth curating: four times what the budget can read once, at least 16 MB."""
+    if s.wishes.corpus_max_bytes != "auto":
+        return int(s.wishes.corpus_max_bytes)
+    tokens = s.budget_value * (rate if s.budget_kind == "time" else 1.0)
+    if s.budget_kind == "flops":
+        return 1 << 62
+    return max(16_000_000, int(4 * tokens * BYTES_PER_TOKEN))
+
+
+def _evaluate_bytes(s: Situation, rate: float) -> int:
+    """What 5 % of a time budget can score (each token is read about twice, forward only), at most 4 MB."""
+    if s.wishes.evaluate_max_bytes != "auto":
+        return int(s.wishes.evaluate_max_bytes)
+    if s.budget_kind != "time":
+        return 1_000_000
+    return int(min(4e6, max(60e3, 0.05 * s.budget_value * 1.3 * rate * BYTES_PER_TOKEN)))
+
+
+def _batch_size(s: Situation, shape: ModelShape, tokens: float) -> int:
+    """Sequences an optimizer step; `auto` grows like the horizon to the 0.55 (4096 tokens at 1M)."""
+    if s.wishes.batch_tokens != "auto":
+        return max(1, round(int(s.wishes.batch_tokens) / shape.seq_len))
+    wanted = 4096 * (max(tokens, 1e4) / 1e6) ** 0.55
+    return max(1, 1 << round(math.log2(max(wanted / shape.seq_len, 1))))
+
+
+def _micro_batch(s: Situation, shape: ModelShape, batch_size: int) -> int:
+    """Largest power of two that fits in memory, no more tokens than the kernels profit from."""
+    if s.wishes.micro_batch_size != "auto":
+        return min(int(s.wishes.micro_batch_size), batch_size)
+    useful = max(1, (4096 if s.calibration.device == "cpu" else 65536) // shape.seq_len)
+    micro = min(batch_size, 1 << (useful.bit_length() - 1))
+    while micro > 1 and (
+        peak_memory_bytes(shape, micro, compiled=False, calibration=s.calibration)
+        > MEMORY_SHARE * s.machine.available_bytes
+    ):
+        micro //= 2
+    return micro
+
+
+def _learning_rate(s: Situation, shape: ModelShape) -> float:
+    """3e-3 at width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048)."""
+    if s.wishes.learning_rate != "auto":
+        return float(s.wishes.learning_rate)
+    return float(f"{3e-3 * (256 / shape.d_model) ** 1.2 if shape.d_model > 256 else 3e-3:.2g}")
+
+
+def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
+    batch_size = _batch_size(s, c.shape, c.tokens)
+    batch_tokens = batch_size * c.shape.seq_len
+    steps = max(MINIMUM_STEPS if s.budget_kind == "time" else 1, math.ceil(c.tokens / batch_tokens))
+    tokens = steps * batch_tokens
+    validation = (
+        int(c.evaluate_bytes * 1.25) if s.wishes.validation_max_bytes == "auto" else int(s.wishes.validation_max_bytes)
+    )
+    corpus = min(_corpus_bytes(s, c.tokens_per_second), 1 << 62)
+    stages = {**c.stages, "pretrain": c.train_seconds}
+    stages = {"plan": s.elapsed, **stages}
+    nats = c.bits_per_byte * math.log(2) * BYTES_PER_TOKEN
+    return {
+        "decisions": {
+            "model": c.shape.model_dump(),
+            "parameters": c.shape.parameter_count(),
+            "vocab_size": c.shape.vocab_size,
+            "seq_len": c.shape.seq_len,
+            "batch_size": batch_size,
+            "batch_tokens": batch_tokens,
+            "micro_batch_size": min(c.micro_batch_size, batch_size),
+            "gradient_accumulation": math.ceil(batch_size / min(c.micro_batch_size, batch_size)),
+            "learning_rate": _learning_rate(s, c.shape),
+            "warmup_steps": max(1, round(s.wishes.warmup_fraction * steps)),
+            "precision": s.calibration.precision if s.wishes.precision == "auto" else s.wishes.precision,
+            "compile": c.compile,
+            "device": s.calibration.device,
+            "corpus_max_bytes": corpus if corpus < s.text_bytes else None,
+            "validation_max_bytes": validation,
+            "evaluate_max_bytes": c.evaluate_bytes,
+        },
+        "horizon": {
+            "steps": steps,
+            "decay": max(1, round(s.wishes.decay_fraction * steps)),
+            "tokens": tokens,
+            "decided": s.budget_kind != "time",
+            "seconds": None,
+        },
+        "budget": {"kind": s.budget_kind, "value": s.budget_value},
+        "predictions": {
+            "parameters": c.shape.parameter_count(),
+            "flops": c.shape.flops_per_token() * tokens,
+            "peak_memory_bytes": c.memory_bytes,
+            "disk_bytes": disk_bytes(c.shape, min(corpus, s.text_bytes), keep=s.wishes.keep_checkpoints),
+            "tokens_per_second": round(c.tokens_per_second, 1),
+            "wall_seconds": sum(stages.values()),
+            "final_bpb": round(c.bits_per_byte, 3),
+            "final_loss": round(nats, 3),
+            "stage_seconds": stages,
+        },
+        "basis": {
+            "parameters": "exact",
+            "flops": "6 x matmul parameters + causal attention, a token",
+            "peak_memory_bytes": "resident memory of this process + weights, gradients, moments + stored activations",
+            "disk_bytes": "corpus, tokens, checkpoints kept, temporary copies",
+            "tokens_per_second": f"measured here on probe models ({s.calibration.precision}, {s.calibration.device})",
+            "wall_seconds": "sum of the stages; a time budget decides the horizon again when decay begins",
+            "final_bpb": c.basis,
+            "final_loss": f"final_bpb at an assumed {BYTES_PER_TOKEN} bytes a token",
+        },
+        "notes": _notes(c, s, tokens),
+    }
+
+
+def _notes(c: Candidate, s: Situation, tokens: float) -> list[str]:
+    notes = []
+    available = min(s.text_bytes, _corpus_bytes(s, c.tokens_per_second)) * 0.9 / BYTES_PER_TOKEN
+    if tokens > 4 * available:
+        notes.append(
+            f"the horizon passes {tokens / available:.0f} times over the text; beyond about 4 epochs repeats teach "
+            "little (Muennighoff et al. 2023): add text"
+        )
+    if not s.machine.compiler and s.wishes.compile != "off":
+        notes.append("no C++ compiler found: torch.compile is off, training runs eagerly")
+    return notes

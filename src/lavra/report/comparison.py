@@ -1,0 +1,120 @@
+"""Plan against measured: every prediction beside what the run did, and the time of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lavra.report.bars import stacked_bars
+from lavra.report.quantities import difference, number, quantity, signed_percent, words
+from lavra.report.run import Run, part, sentences
+from lavra.report.tables import Table
+from lavra.units import format_seconds
+
+CLOSE, FAIR = 0.10, 0.30  # relative differences that count as close and as fair
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prediction beside its measurement."""
+
+    name: str
+    predicted: str
+    measured: str
+    difference: str
+    grade: str
+    basis: str
+
+
+def view(run: Run) -> dict[str, Any]:
+    """Context of the section "Plan against measured"."""
+    plan, measured = run.facts("plan.json"), run.facts("measured.json")
+    if not plan and not measured:
+        return run.missing("plan.json", "plan")
+    predicted, basis = part(plan, "predictions"), part(plan, "basis")
+    return {
+        "rows": rows(predicted, measured, basis),
+        "measured_missing": not measured,
+        "stages": stage_table(part(predicted, "stage_seconds"), part(measured, "stage_seconds")),
+        "legend": [(words(stage), i % 8 + 1) for i, stage in enumerate(stage_names(predicted, measured))],
+        "timeline": timeline(
+            part(predicted, "stage_seconds"), part(measured, "stage_seconds"), part(plan, "budget")
+        ),
+        "stage_basis": str(basis.get("stage_seconds", "")),
+        "notes": sentences(plan, "notes"),
+        "decisions": decisions(plan),
+    }
+
+
+def rows(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: Mapping[str, Any]) -> list[Row]:
+    """All numbers that either side has, the plan's order first."""
+    names = [name for name in dict.fromkeys([*predicted, *measured]) if name != "stage_seconds"]
+    return [
+        Row(
+            name=words(name),
+            predicted=quantity(name, predicted.get(name)),
+            measured=quantity(name, measured.get(name)),
+            difference=signed_percent(share := difference(predicted.get(name), measured.get(name))),
+            grade=grade(share),
+            basis=str(basis.get(name, "")),
+        )
+        for name in names
+        if number(predicted.get(name)) is not None or number(measured.get(name)) is not None
+    ]
+
+
+def grade(share: float | None) -> str:
+    """`close`, `fair` or `off`; empty if there is nothing to compare."""
+    if share is None:
+        return ""
+    return "close" if abs(share) <= CLOSE else "fair" if abs(share) <= FAIR else "off"
+
+
+def stage_names(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    """All stages in their order, which is also the order of the palette."""
+    return list(dict.fromkeys([*part(predicted, "stage_seconds"), *part(measured, "stage_seconds")]))
+
+
+def stage_table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Table | None:
+    """Seconds of each stage, both sides."""
+    stages = list(dict.fromkeys([*predicted, *measured]))
+    body = [
+        [
+            words(stage),
+            quantity("seconds", predicted.get(stage)),
+            quantity("seconds", measured.get(stage)),
+            signed_percent(difference(predicted.get(stage), measured.get(stage))),
+        ]
+        for stage in stages
+    ]
+    return Table(["stage", "predicted", "measured", "difference"], body) if body else None
+
+
+def timeline(predicted: Mapping[str, Any], measured: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
+    """Both sides as bars on one scale of seconds, with the budget if it is one of time."""
+    sides = [("predicted", predicted), ("measured", measured)]
+    bars = [(name, [(k, n) for k, v in side.items() if (n := number(v)) is not None]) for name, side in sides]
+    if not any(parts for _, parts in bars):
+        return ""
+    seconds = number(budget.get("value")) if budget.get("kind") == "time" else None
+    return stacked_bars(
+        [(name, parts) for name, parts in bars if parts],
+        list(dict.fromkeys([*predicted, *measured])),
+        label="Seconds of each stage, predicted and measured",
+        format_value=format_seconds,
+        limit=("budget", seconds) if seconds else None,
+    )
+
+
+def decisions(plan: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the plan decided, as named groups of facts: the model's shape, and the run."""
+    decided, budget, horizon = part(plan, "decisions"), part(plan, "budget"), part(plan, "horizon")
+    run = [("budget", f"{budget.get('text', '')} ({budget.get('kind', '')})")] if budget else []
+    run += [
+        (f"horizon {words(name)}".replace("horizon decided", "decided"), quantity(name, v))
+        for name, v in horizon.items()
+    ]
+    run += [(words(name), quantity(name, value)) for name, value in decided.items() if name != "model"]
+    model = [(words(name), quantity(name, value)) for name, value in part(decided, "model").items()]
+    return [(title, facts) for title, facts in (("Model", model), ("Run", run)) if facts]

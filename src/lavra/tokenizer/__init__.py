@@ -1,0 +1,1 @@
+"""Tokenizers: byte-level BPE training, loading, facts about fertility."""

@@ -1,0 +1,1 @@
+"""Token store (mmap shards + document index), stateless sampler, batches."""

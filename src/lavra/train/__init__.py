@@ -1,0 +1,1 @@
+"""The training loop, the step with its one loss path, signals, callbacks."""
