@@ -27,11 +27,11 @@ from lavra.corpus.read_pass import ReadTask, UnitPart, read_unit
 from lavra.corpus.readers import Span
 from lavra.corpus.records import KINDS
 from lavra.corpus.sources import SourceScan
-from lavra.corpus.split import Cut, plan_split
+from lavra.corpus.split import Cut, check_cut, plan_split
 from lavra.corpus.store import ACCOUNTING, read_accounting
 from lavra.corpus.unit_files import WORK, UnitPaths, sealed_tally
 from lavra.corpus.units import Manifest, plan_units
-from lavra.corpus.write_pass import COPIES, DOCUMENTS, FILES, GROUPS, WriteTask, write_unit
+from lavra.corpus.write_pass import COPIES, DOCUMENTS, FILES, GROUPS, WriteTask, document_text, write_unit
 from lavra.errors import LavraError, PreflightError
 
 KIND = "corpus"
@@ -151,6 +151,9 @@ def _decide(config: CorpusConfig, manifest: Manifest, out: Path, validation_max_
         deduplicate(record_files, passed, work / COPIES)
         chunks = partial(iter_kept, record_files, work / COPIES)
         plan = plan_split(chunks, config.validation_fraction, validation_max_bytes, work / "scratch")
+        if plan.cut:
+            text = document_text(units[plan.cut.unit], plan.cut.row)
+            check_cut(text, plan.cut.tail_bytes, chunks())
         for name, keys in ((GROUPS, plan.groups), (DOCUMENTS, plan.documents)):
             with atomic_writer(work / name) as file:
                 np.save(file, keys)

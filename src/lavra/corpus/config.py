@@ -42,7 +42,8 @@ class Rules(Config):
     )
     max_duplicate_line_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.30,
-        description="Repeated non-blank lines / non-blank lines in prose (Gopher, Rae et al. 2021)",
+        description="Characters in repeated lines / in all lines of prose (Gopher, Rae et al. 2021, has 0.20; "
+        "tutorials that repeat their code reach that)",
     )
     max_top_bigram_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.20,

@@ -91,11 +91,12 @@ def make_document(
     """Normalise and identify a text; without a group the document is its own group."""
     text = normalize(text)
     if not text or text.isspace():
-        return Failure("empty", position, len(text), repr(text[:EXCERPT_CHARACTERS]))
+        return Failure("empty", position, len(text.encode()), repr(text[:EXCERPT_CHARACTERS]))
     try:
         identity, size = content_id(text)
         for name in (key, group, url):
             name.encode()
     except UnicodeEncodeError:
-        return Failure("invalid_utf8", position, len(text), ascii(text[:EXCERPT_CHARACTERS]))
+        size = len(text.encode(errors="surrogatepass"))
+        return Failure("invalid_utf8", position, size, ascii(text[:EXCERPT_CHARACTERS]))
     return Document(identity, text, key, group or key or identity.hex(), kind, file_type, url, size, position)

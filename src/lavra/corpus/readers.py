@@ -105,7 +105,7 @@ def _html_text(data: bytes) -> str:
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
-    page = bytes_to_str(data, detect_encoding(data, from_html_meta=True))
+    page = bytes_to_str(data, detect_encoding(data, from_html_meta=True) or "utf-8")
     return str(extract_plain_text(page, preserve_formatting=True, main_content=True, alt_texts=False))
 
 

@@ -6,6 +6,7 @@ import unicodedata
 from collections import Counter
 from functools import cache
 from itertools import pairwise
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,14 @@ def _classes() -> np.ndarray[Any, Any]:
 
 
 def duplicate_line_fraction(text: str) -> float:
-    """Second and later copies of a non-blank line / non-blank lines; 0 without lines."""
-    lines = [line for line in map(str.strip, text.split("\n")) if line]
-    return (len(lines) - len(set(lines))) / len(lines) if lines else 0.0
+    """Characters in second and later copies of lines / characters in all lines; 0 without lines.
+
+    Characters, not lines: speaker names of a play, bullets and closing braces repeat in good text and
+    weigh little. White space around a line does not count.
+    """
+    lines = list(map(str.strip, text.split("\n")))
+    total = sum(map(len, lines))
+    return (total - sum(map(len, set(lines)))) / total if total else 0.0
 
 
 def top_bigram_fraction(text: str, characters: int, *, interesting: float = 0.0) -> float:
@@ -105,7 +111,8 @@ def top_bigram_fraction(text: str, characters: int, *, interesting: float = 0.0)
     words = text.split()
     if not words:
         return 0.0
-    heaviest = max(count * len(word) for word, count in Counter(words).items())
+    counts = Counter(words)
+    heaviest = max(map(mul, counts.values(), map(len, counts)))
     if 2 * heaviest <= interesting * characters:
         return 0.0
     pairs = Counter(pairwise(words))

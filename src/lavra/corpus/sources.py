@@ -150,13 +150,17 @@ def _scan_library(index: int) -> Iterator[ScanFile]:
 def _scan_file(
     index: int, path: str, name: str, layout: Format, source: Source, ratios: dict[str, float]
 ) -> ScanFile:
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+    except OSError:  # a link to nowhere: it becomes an `unreadable` record
+        size, mtime_ns = 0, 0
     if layout.reader == "parquet":
-        text_bytes = _parquet_text_bytes(path, source, status.st_size)
+        text_bytes = _parquet_text_bytes(path, source, size)
     else:
         share = _HTML_TEXT_SHARE if layout.reader == "html" else 1.0
-        text_bytes = int(status.st_size * share * ratios.get(layout.compression, 1.0))
-    return ScanFile(index, path, name, layout, status.st_size, status.st_mtime_ns, text_bytes)
+        text_bytes = int(size * share * ratios.get(layout.compression, 1.0))
+    return ScanFile(index, path, name, layout, size, mtime_ns, text_bytes)
 
 
 # --- finding files ------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lavra.corpus.documents import content_id
 from lavra.corpus.records import KINDS, Records, bucket_count, contains, partition, read_bucket
 from lavra.errors import PreflightError
 
 FULL = 0.9  # of a target: the search stops here, or it would go on collecting tiny groups
 STARVED = 0.25  # of a target: below, documents are taken out of groups
+_TOO_LITTLE, _ADD_TEXT = "there is too little text to hold out a validation part", "add more text"
 
 Chunks = Callable[[], Iterable[Records]]
 
@@ -153,7 +155,7 @@ def _longest(chunks: Iterable[Records], groups: Records, documents: Records, wan
         order = np.lexsort((both["hash_high"], -both["bytes"].astype(np.int64)))
         best = both[order[:1]]
     if best is None or not len(best) or best["bytes"][0] < 2:
-        raise PreflightError("there is too little text to hold out a validation part", hint="add more text")
+        raise PreflightError(_TOO_LITTLE, hint=_ADD_TEXT)
     size = int(best["bytes"][0])
     return Cut(int(best["unit"][0]), int(best["row"][0]), max(1, min(wanted, size // 2)))
 
@@ -161,6 +163,19 @@ def _longest(chunks: Iterable[Records], groups: Records, documents: Records, wan
 def is_held_out(records: Records, groups: Records, documents: Records) -> Records:
     """Boolean mask of the records that belong to validation."""
     return contains(records["group"], groups) | contains(records["hash_high"], documents)
+
+
+def check_cut(text: str, tail_bytes: int, chunks: Iterable[Records]) -> None:
+    """Refuse a cut whose halves are blank, equal, or the text of another kept document.
+
+    Raises:
+        PreflightError: the corpus is too small and too uniform to be split.
+    """
+    halves = cut_tail(text, tail_bytes)
+    identities = np.array([int.from_bytes(content_id(half)[0][:8], "big") for half in halves], np.uint64)
+    distinct = all(half.strip() for half in halves) and identities[0] != identities[1]
+    if not distinct or any(np.isin(identities, chunk["hash_high"]).any() for chunk in chunks):
+        raise PreflightError(_TOO_LITTLE, hint=_ADD_TEXT)
 
 
 def cut_tail(text: str, tail_bytes: int) -> tuple[str, str]:

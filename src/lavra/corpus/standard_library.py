@@ -17,6 +17,7 @@ from lavra.corpus.formats import CODE, PROSE
 TOPICS = "pydoc_data/topics.py"
 DOCSTRING_MIN_CHARACTERS = 200  # a module that documents less than this has no docstring document
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+_BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)  # may hold definitions
 _SKIPPED_PREFIX = "_sysconfigdata"  # how this one binary was built; nothing written by a person
 
 
@@ -30,8 +31,10 @@ def module_names(root: str) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
         for name in sorted(files):
-            if name.endswith(".py") and not name.startswith(_SKIPPED_PREFIX):
-                yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+            path = os.path.join(folder, name)
+            # An empty __init__.py holds no text that could be lost.
+            if name.endswith(".py") and not name.startswith(_SKIPPED_PREFIX) and os.path.getsize(path):
+                yield os.path.relpath(path, root).replace(os.sep, "/")
 
 
 def read_module(name: str, data: bytes) -> Iterator[Document | Failure]:
@@ -67,12 +70,15 @@ def docstrings(source: str, module: str) -> str:
 
 
 def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    documentable = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    if isinstance(node, documentable) and (text := ast.get_docstring(node)):
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        name = f"{name}.{node.name}"
+    elif not isinstance(node, (ast.Module, *_BLOCKS)):
+        return  # no definition below
+    if not isinstance(node, _BLOCKS) and (text := ast.get_docstring(node)):
         yield name, text
-    for child in ast.iter_child_nodes(node):
-        own_name = isinstance(child, documentable) and not isinstance(child, ast.Module)
-        yield from _documented(child, f"{name}.{child.name}" if own_name else name)  # type: ignore[attr-defined]
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, block, ()):
+            yield from _documented(child, name)
 
 
 def read_topics(data: bytes) -> Iterator[Document | Failure]:

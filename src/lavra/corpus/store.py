@@ -17,6 +17,15 @@ BATCH_BYTES = 8 << 20  # text in one record batch and in one Parquet row group
 BATCH_ROWS = 1 << 16
 EXCERPT_CHARACTERS = 300
 
+# Texts hardly repeat: neither a dictionary nor minimum and maximum are worth their time on them.
+_REPEATING = ["source", "path", "group", "kind", "file_type", "reason"]
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 3,
+    "use_dictionary": _REPEATING,
+    "write_statistics": False,
+}
+
 Split = Literal["train", "validation"]
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -124,8 +133,7 @@ def part_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.RecordBa
             nonlocal writer
             if writer is None:
                 file = stack.enter_context(atomic_writer(path))
-                options = {"compression": "zstd", "compression_level": 3}
-                writer = stack.enter_context(pq.ParquetWriter(file, schema, **options))
+                writer = stack.enter_context(pq.ParquetWriter(file, schema, **_PARQUET))
             table = pa.Table.from_batches(buffered, schema)
             writer.write_table(table, row_group_size=table.num_rows)
             buffered.clear()

@@ -26,9 +26,9 @@ def open_stream(path: str, compression: str) -> Iterator[IO[bytes]]:
         OSError: the file cannot be opened. Reading raises one of `DAMAGED_STREAM`.
     """
     if compression == "gzip":
-        raw: IO[bytes] = cast(IO[bytes], gzip.open(path, "rb"))
+        raw: IO[bytes] = cast(IO[bytes], gzip.open(path, "rb"))  # noqa: SIM115 - closed below
     elif compression == "bz2":
-        raw = cast(IO[bytes], bz2.open(path, "rb"))
+        raw = cast(IO[bytes], bz2.open(path, "rb"))  # noqa: SIM115 - closed below
     elif compression == "zstd":
         raw = cast(IO[bytes], pa.CompressedInputStream(pa.OSFile(path), "zstd"))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 from lavra.corpus.sources import ScanFile, SourceScan
 
 UNIT_BYTES = 32 << 20  # text in one unit; a compressed file cannot be cut and may be larger
+_MIN_UNIT_BYTES = 1 << 20
+_MIN_UNITS = 16  # a small corpus is cut smaller, so that every core has work
 _UNIT_FILES = 4096
 
 
@@ -51,14 +54,14 @@ class Manifest(NamedTuple):
         }
 
 
-def plan_units(scan: SourceScan, max_bytes: int | None, unit_bytes: int = UNIT_BYTES) -> Manifest:
+def plan_units(scan: SourceScan, max_bytes: int | None) -> Manifest:
     """Pack spans in scan order into units.
 
     Args:
         scan: the files.
         max_bytes: text wanted; None for everything.
-        unit_bytes: text in one unit.
     """
+    unit_bytes = min(UNIT_BYTES, max(_MIN_UNIT_BYTES, scan.estimated_text_bytes // _MIN_UNITS))
     rate = 1.0
     if max_bytes is not None and scan.estimated_text_bytes > max_bytes:
         rate = max_bytes / scan.estimated_text_bytes
@@ -78,7 +81,7 @@ def _spans(scan: SourceScan, unit_bytes: int) -> Iterator[tuple[UnitSpan, int]]:
         if file.format.reader == "jsonl" and not file.format.compression:
             pieces = max(1, -(-file.size // unit_bytes))
             bounds = [file.size * piece // pieces for piece in range(pieces + 1)]
-            for start, stop in zip(bounds, bounds[1:], strict=False):
+            for start, stop in pairwise(bounds):
                 yield UnitSpan(index, start, stop), stop - start
         elif file.format.reader == "parquet":
             yield from _row_group_spans(index, file, unit_bytes)
@@ -95,5 +98,5 @@ def _row_group_spans(index: int, file: ScanFile, unit_bytes: int) -> Iterator[tu
         groups = 1
     pieces = max(1, min(groups, -(-file.text_bytes // unit_bytes)))
     bounds = [groups * piece // pieces for piece in range(pieces + 1)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         yield UnitSpan(index, start, stop), file.text_bytes // pieces

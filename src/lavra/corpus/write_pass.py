@@ -89,6 +89,16 @@ def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch
         start += batch.num_rows
 
 
+def document_text(paths: UnitPaths, row: int) -> str:
+    """Text of one document of a unit that was read."""
+    start = 0
+    for batch in iter_part(paths.documents, ["text"]):
+        if row < start + batch.num_rows:
+            return str(batch.column("text")[row - start].as_py())
+        start += batch.num_rows
+    raise AssertionError(f"unit {paths.unit} has no row {row}")
+
+
 def _cut_document(document: pa.RecordBatch, tail_bytes: int) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The head of a document for training and its tail for validation."""
     row = document.to_pylist()[0]
