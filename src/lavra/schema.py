@@ -7,7 +7,8 @@ file and line, what was seen, what is allowed, and the nearest known key.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -27,8 +28,25 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _or_auto(parse):
-    return lambda value: value if value == "auto" else parse(value)
+def _or_auto(parse: Callable[[object], float]) -> Callable[[object], object]:
+    """`auto`, or a value above zero."""
+
+    def convert(value: object) -> object:
+        if value == "auto":
+            return value
+        number = parse(value)
+        if number <= 0:
+            raise ValueError(f"{value!r} must be above 0, or auto")
+        return number
+
+    return convert
+
+
+def _parse_float(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is not a number") from None
 
 
 _TEXT_OR_NUMBER = int | float | str
@@ -41,9 +59,25 @@ AutoCount = Annotated[
 AutoBytes = Annotated[
     int | Literal["auto"], BeforeValidator(_or_auto(parse_bytes), json_schema_input_type=_TEXT_OR_NUMBER)
 ]
-AutoFloat = float | Literal["auto"]
+AutoFloat = Annotated[
+    float | Literal["auto"], BeforeValidator(_or_auto(_parse_float), json_schema_input_type=float | str)
+]
 
 KeyPath = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML where only true and false are booleans: `compile: off` is the word it looks like (as in YAML 1.2)."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, r) for tag, r in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +108,7 @@ def read_yaml(path: Path, *, origin: str) -> Layer:
     except UnicodeDecodeError as error:
         raise UsageError(f"not UTF-8 text: {error}", where=str(path)) from error
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
         marks: dict[KeyPath, str] = {}
         data = _construct(node, (), marks, path.name) if node is not None else {}
     except yaml.YAMLError as error:
@@ -98,7 +132,7 @@ def _construct(node: yaml.Node, at: KeyPath, marks: dict[KeyPath, str], file: st
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*at, i), marks, file) for i, item in enumerate(node.value)]
-    return yaml.SafeLoader("").construct_object(node, deep=True)
+    return _Loader("").construct_object(node, deep=True)
 
 
 def layer_from_overrides(overrides: Iterable[str]) -> Layer:
@@ -128,9 +162,11 @@ def layer_from_environment(environment: Mapping[str, str]) -> Layer:
     return Layer("environment", data, marks)
 
 
-def _put(data: dict[str, Any], marks: dict[KeyPath, str], path: tuple[str, ...], raw: str, place: str) -> None:
+def _put(
+    data: dict[str, Any], marks: dict[KeyPath, str], path: tuple[str, ...], raw: str, place: str
+) -> None:
     try:
-        value = yaml.safe_load(raw) if raw else None
+        value = yaml.load(raw, Loader=_Loader) if raw else None
     except yaml.YAMLError as error:
         raise UsageError(f"the value is not valid YAML: {error}", where=place) from error
     target = data
@@ -194,9 +230,7 @@ def validate(model: type[ModelT], data: Mapping[str, Any], origins: Mapping[KeyP
 
 def _describe(model: type[BaseModel], problem: Any, origins: Mapping[KeyPath, str]) -> str:
     location: KeyPath = tuple(problem["loc"])
-    place = next(
-        (origins[location[:n]] for n in range(len(location), 0, -1) if location[:n] in origins), "recipe"
-    )
+    place = _place(location, origins)
     name = ".".join(str(part) for part in location) or "recipe"
     if problem["type"] == "extra_forbidden":
         known = _keys_at(model, location[:-1])
@@ -209,6 +243,14 @@ def _describe(model: type[BaseModel], problem: Any, origins: Mapping[KeyPath, st
     seen = problem["input"]
     shown = "" if isinstance(seen, Mapping) and len(str(seen)) > 60 else f" (seen: {seen!r})"
     return f"{place}: `{name}`: {message}{shown}"
+
+
+def _place(location: KeyPath, origins: Mapping[KeyPath, str]) -> str:
+    """Origin of the value, of what lies inside it (a whole section is wrong), or of its nearest parent."""
+    inside = [origins[path] for path in origins if path[: len(location)] == location and location]
+    parents = [origins[location[:n]] for n in range(len(location), 0, -1) if location[:n] in origins]
+    # An origin with a place in brackets says more than the bare name of a layer.
+    return next((o for o in parents[:1] + inside + parents if "(" in o), (parents + inside + ["recipe"])[0])
 
 
 def _keys_at(model: type[BaseModel], location: KeyPath) -> list[str]:

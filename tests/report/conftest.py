@@ -45,7 +45,7 @@ def write_origin(folder: Path) -> None:
     recipe = f"name: laptop-5m\nbudget: 5m\ncorpus:\n  sources:\n    - path: python:stdlib  # {HOSTILE}\n"
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
     (folder / "recipe.resolved.yaml").write_text(recipe + "seed: 1\n", encoding="utf-8")
-    put(folder / "STATUS", {"state": "complete", "stage": "report", "step": STEPS})
+    put(folder / "STATUS", {"state": "running", "pid": 7, "stage": "report", "step": STEPS})
     put(
         folder / "environment.json",
         {
@@ -57,7 +57,8 @@ def write_origin(folder: Path) -> None:
             "memory_bytes": 16 << 30,
             "accelerators": [],
             "git_commit": "0123abcd",
-            "gemm_gflops": {"float32": 412.0, "bfloat16": 655.0},
+            "gemm_gflops_fp32": 412.0,
+            "gemm_gflops_bf16": 655.0,
         },
     )
     put(
@@ -97,7 +98,7 @@ def write_plan(folder: Path) -> None:
                 "corpus_max_bytes": 64_000_000,
             },
             "horizon": {"steps": STEPS, "tokens": STEPS * BATCH, "decided": "after 12 s of calibration"},
-            "budget": {"kind": "time", "value": 300.0, "text": "5m"},
+            "budget": {"kind": "time", "value": 300.0},
             "predictions": {**predictions, "stage_seconds": {**STAGES, "pretrain": 240.0, "corpus": 18.0}},
             "basis": {
                 "flops": "Closed form: 6 x parameters x tokens plus attention; exact up to the optimizer.",
@@ -137,13 +138,19 @@ def write_corpus(folder: Path) -> None:
     put(
         folder / "accounting.json",
         {
-            "totals": totals,
-            "by_source": {"python:stdlib": both(1700, 26_000_000), HOSTILE: both(510, 5_400_000)},
-            "by_reason": {
-                "too_short": {**both(140, 9_000), "only_this_rule": 131},
-                "duplicate": {**both(88, 2_700_000), "only_this_rule": 88},
-                "long_line": {**both(35, 391_000), "only_this_rule": 26},
+            "totals": {**totals, "blank_lines": 3},
+            "reasons": {
+                "too_short": {**both(140, 9_000), "only": 131},
+                "duplicate": {**both(88, 2_700_000), "only": 88},
+                "long_line": {**both(35, 391_000), "only": 26},
             },
+            "errors": {"not_utf8": both(22, 200_000)},
+            "by_source": {
+                "python:stdlib": {**totals, "reasons": {"too_short": 140, "duplicate": 88}, "blank_lines": 3},
+                HOSTILE: {name: both(0, 0) for name in totals},
+            },
+            "by_kind": {"code": totals, "prose": totals},
+            "split": {"validation_groups": 17, "target_bytes": {"prose": 70_000, "code": 1_330_000}},
             "notes": ["Sizes are UTF-8 bytes of text."],
         },
     )
@@ -177,14 +184,18 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    put(
-        folder / "COMPLETE", {"kind": "tokenizer", "summary": {"vocab_size": 4096, "bytes_per_token": 3.4123}}
-    )
+    put(folder / "COMPLETE", {"summary": {"vocab_size": 4096, "bytes_per_token": 3.4123}})
+    put(folder.with_name("tokens") / "COMPLETE", {"summary": {"train_tokens": 7_824_000}})
     code = ["def", " render", "(", "run", ")", ":", "\n   ", " return", " page", "(", "run", ".", "name", ")"]
     prose = ["Raw", " text", " be", "comes", " a", " meas", "ured", " lang", "uage", " model", "."]
     examples = [{"text": "".join(tokens), "tokens": tokens} for tokens in (prose, code, [HOSTILE])]
     longest = ["                    ", "NotImplementedError", " implementation", HOSTILE]
-    put(folder / "facts.json", {"examples": examples, "longest_tokens": longest})
+    facts = {
+        "bytes_per_token_by_kind": {"code": 3.35, "prose": 4.1},
+        "examples": examples,
+        "longest_tokens": longest,
+    }
+    put(folder / "facts.json", facts)
 
 
 def write_training(folder: Path) -> None:

@@ -65,7 +65,12 @@ def page(html: str) -> Tags:
         "1.912 bits/byte",
         "uncertain by a third",
         "3.41 bytes/token",
-        "float32: 412 GFLOP/s",
+        "412 GFLOP/s",
+        "code: 3.35 bytes/token, prose: 4.10 bytes/token",
+        "7.82M",
+        "1,831 · 25.5 MiB",
+        "too short: 140, duplicate: 88",
+        "budget: 5m00s",
         "step 1,200",
         "14 tokens for",
         "2,210",
@@ -74,6 +79,10 @@ def page(html: str) -> Tags:
 )
 def test_numbers_appear_with_their_units(page: Tags, text: str) -> None:
     assert text in page.text
+
+
+def test_the_last_stage_is_shown_as_complete_since_it_writes_the_page(html: str) -> None:
+    assert 'class="pill state-complete">complete<' in html
 
 
 def test_criteria_appear_as_passed_and_failed(html: str) -> None:

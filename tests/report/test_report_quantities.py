@@ -53,13 +53,29 @@ def test_difference_is_relative_to_the_prediction() -> None:
 
 
 def test_objects_of_objects_become_one_table_and_deeper_ones_several() -> None:
-    tables = tables_of({"totals": {"kept": {"documents": 3}, "dropped": {"bytes": 2048}}, "seed": 7})
+    tables = tables_of(
+        {
+            "totals": {"kept": {"documents": 3}, "dropped": {"documents": 0, "bytes": 2048}},
+            "more": {"a": {}},
+            "seed": 7,
+        }
+    )
     assert [(t.title, list(t.headers)) for t in tables] == [
         ("", ["", "value"]),
         ("totals", ["", "documents", "bytes"]),
     ]
-    assert tables[1].rows == [["kept", "3", ABSENT], ["dropped", ABSENT, "2.0 KiB"]]
+    assert tables[1].rows == [["kept", "3", ABSENT], ["dropped", "0", "2.0 KiB"]]
     assert tables[1].numeric == [False, True, True]
+
+
+def test_objects_that_share_nothing_are_tables_of_their_own() -> None:
+    tables = tables_of({"split": {"groups": 3}, "ignored": {".png": 2}})
+    assert [t.title for t in tables] == ["split", "ignored"]
+
+
+def test_documents_and_bytes_share_a_cell() -> None:
+    (table,) = tables_of({"by_kind": {"code": {"kept": {"documents": 3, "bytes": 2048}}}})
+    assert table.rows == [["code", "3 · 2.0 KiB"]]
 
 
 def test_a_long_table_says_how_much_is_left_out() -> None:

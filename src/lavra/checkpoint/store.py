@@ -50,7 +50,7 @@ def save_checkpoint(
         }
         artifact.write_json(building / _MARKER, {"step": step, "files": files})
         if final.exists():
-            shutil.rmtree(final)
+            _remove(final)
         os.replace(building, final)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -72,12 +72,18 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and unfinished leftovers."""
-    for old in complete_checkpoints(folder)[:-keep]:
-        (old / _MARKER).unlink()  # first: a half-deleted checkpoint must not look complete
-        shutil.rmtree(old)
-    for leftover in folder.glob(f".step-*{artifact.TEMPORARY}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Delete all but the newest `keep` complete checkpoints, and what an interrupted save or deletion left."""
+    complete = complete_checkpoints(folder)
+    for old in complete[:-keep]:
+        _remove(old)
+    for leftover in [*folder.glob(f".step-*{artifact.TEMPORARY}*"), *folder.glob("step-*")]:
+        if leftover not in complete:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _remove(checkpoint: Path) -> None:
+    (checkpoint / _MARKER).unlink(missing_ok=True)  # first: a half-deleted checkpoint must not look complete
+    shutil.rmtree(checkpoint)
 
 
 def load_state(checkpoint: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 # Besiroglu et al. 2024 (arXiv 2404.10102), replication of Hoffmann et al. 2022, approach 3.
-_E, _A, _B, _ALPHA, _BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
+_E, _A, _B, _ALPHA, _BETA = 1.8169, 482.01, 2085.43, 0.3478, 0.3658
 CHINCHILLA_RANGE = (44e6, 16e9)  # parameters of the runs it was fitted on
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lavra.errors import UsageError
 from lavra.schema import AutoCount, Config, Count
 
 
@@ -87,18 +89,25 @@ def shape_for(config: ModelConfig, size: int, *, vocab_size: int, seq_len: int) 
     Depth follows width (d/64 layers up to width 1024, then slower, as GPT-2 and Llama shapes do).
 
     Raises:
-        ValueError: overrides that do not fit together.
+        UsageError: overrides that do not fit together.
     """
     widths = [config.d_model] if config.d_model != "auto" else [64 * k for k in range(1, 257)]
     best: ModelShape | None = None
     for width in widths:
-        for depth in _depths(config, width):
-            shape = _shape(config, size, width, depth, vocab_size, seq_len)
-            if best is None or _distance(shape, size) < _distance(best, size):
-                best = shape
-        if config.d_model == "auto" and best is not None and best.parameter_count() < size / 1e3 < width:
-            break
-    assert best is not None
+        heads = _heads(config, width)
+        if heads is None:
+            continue
+        shapes = [_shape(config, size, width, n, heads, vocab_size, seq_len) for n in _depths(config, width)]
+        best = min([best, *shapes] if best else shapes, key=lambda shape: _distance(shape, size))
+        if shapes[0].parameter_count() > 3 * size:
+            break  # wider ones are only farther
+    if best is None:
+        seen = {k: v for k in ("d_model", "n_heads", "n_kv_heads") if (v := getattr(config, k)) != "auto"}
+        raise UsageError(
+            "no decoder has " + ", ".join(f"{k} {v}" for k, v in seen.items()),
+            where="model",
+            hint="d_model is n_heads times an even head width, n_heads a multiple of n_kv_heads",
+        )
     return best
 
 
@@ -120,22 +129,36 @@ def _depths(config: ModelConfig, d_model: int) -> list[int]:
     return sorted({max(2, natural + delta) for delta in (-1, 0, 1)})
 
 
-def _shape(
-    config: ModelConfig, size: int, width: int, depth: int, vocab_size: int, seq_len: int
-) -> ModelShape:
-    heads = config.n_heads if config.n_heads != "auto" else max(1, width // 64)
+def _heads(config: ModelConfig, width: int) -> tuple[int, int] | None:
+    """Query and key/value heads for a width, head width as near to 64 as it divides; None: nothing fits."""
+    allowed = range(1, width // 2 + 1) if config.n_heads == "auto" else [config.n_heads]
+    groups = 1 if config.n_kv_heads == "auto" else config.n_kv_heads
+    fitting = [h for h in allowed if h and groups and width % (2 * h) == 0 and h % groups == 0]
+    if not fitting:
+        return None
+    heads = min(fitting, key=lambda h: abs(math.log(width / h / 64)))
     if config.n_kv_heads != "auto":
-        kv_heads = config.n_kv_heads
-    else:
-        kv_heads = heads // 4 if width >= 1024 and heads % 4 == 0 else heads
+        return heads, config.n_kv_heads
+    return heads, heads // 4 if width >= 1024 and heads % 4 == 0 else heads
+
+
+def _shape(
+    config: ModelConfig,
+    size: int,
+    width: int,
+    depth: int,
+    heads: tuple[int, int],
+    vocab_size: int,
+    seq_len: int,
+) -> ModelShape:
     tie = size < 500_000_000 if config.tie_embeddings == "auto" else config.tie_embeddings
     return ModelShape(
         vocab_size=vocab_size,
         d_model=width,
         n_layers=depth,
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        d_ff=config.d_ff if config.d_ff != "auto" else 64 * round(8 * width / 3 / 64),
+        n_heads=heads[0],
+        n_kv_heads=heads[1],
+        d_ff=config.d_ff if config.d_ff != "auto" else 64 * max(1, round(8 * width / 3 / 64)),
         seq_len=seq_len,
         tie_embeddings=tie,
         rope_theta=config.rope_theta,

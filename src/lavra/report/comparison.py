@@ -107,13 +107,21 @@ def timeline(predicted: Mapping[str, Any], measured: Mapping[str, Any], budget: 
     )
 
 
+def budget_text(budget: Mapping[str, Any]) -> str:
+    """The budget as it was written, else its value in its unit."""
+    kind, value = str(budget.get("kind", "")), budget.get("value")
+    return str(budget.get("text") or quantity({"time": "seconds"}.get(kind, kind), value)) + (
+        f" {kind}" if kind == "tokens" else ""
+    )
+
+
 def decisions(plan: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What the plan decided, as named groups of facts: the model's shape, and the run."""
     decided, budget, horizon = part(plan, "decisions"), part(plan, "budget"), part(plan, "horizon")
-    run = [("budget", f"{budget.get('text', '')} ({budget.get('kind', '')})")] if budget else []
+    run = [("budget", budget_text(budget))] if budget else []
     run += [
-        (f"horizon {words(name)}".replace("horizon decided", "decided"), quantity(name, v))
-        for name, v in horizon.items()
+        ("horizon decided" if name == "decided" else f"horizon {words(name)}", quantity(name, value))
+        for name, value in horizon.items()
     ]
     run += [(words(name), quantity(name, value)) for name, value in decided.items() if name != "model"]
     model = [(words(name), quantity(name, value)) for name, value in part(decided, "model").items()]

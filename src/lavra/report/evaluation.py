@@ -57,11 +57,17 @@ def view(run: Run) -> dict[str, Any]:
 def coder_bars(records: Sequence[Record], key: str) -> str:
     """Grouped bars of the coders, the largest groups by bytes."""
     largest = sorted(records, key=lambda r: number(r.get("bytes")) or 0.0, reverse=True)[:MAX_GROUPS]
-    groups = [(str(r.get(key, "")), [number(r.get(coder)) for coder in CODERS]) for r in largest]
+    groups = [(_name(r, key), [number(r.get(coder)) for coder in CODERS]) for r in largest]
     if not any(value is not None for _, values in groups for value in values):
         return ""
     label = f"Bits per byte by {words(key)}, lower is better"
     return grouped_bars(groups, list(CODERS.values()), label=label, format_value=lambda v: f"{v:.2f}")
+
+
+def _name(record: Record, key: str) -> str:
+    """`code` or `code .py`: file types of different kinds may have one name."""
+    kind, name = str(record.get("kind", "")), str(record.get(key, ""))
+    return name if key == "kind" else f"{kind} {name}".strip()
 
 
 def coder_table(records: Sequence[Record]) -> Table | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lavra.metrics import MFU, TOKENS_PER_SECOND, VALIDATION_BPB, VALIDATION_LOSS
+from lavra.report.comparison import budget_text
 from lavra.report.quantities import (
     bits_per_byte,
     difference,
@@ -63,14 +64,19 @@ def view(run: Run) -> dict[str, Any]:
     status = run.facts("STATUS")
     return {
         "name": run.folder.resolve().name,
-        "state": str(status.get("state", "no STATUS file")),
-        "status": [
-            (words(k), quantity(k, v)) for k, v in status.items() if k != "state" and v not in (None, "")
-        ],
+        "state": state(status),
+        "status": [(words(k), quantity(k, v)) for k, v in status.items() if k not in ("state", "pid")],
         "story": story(facts),
         "cards": cards(facts, run.facts("plan.json")),
         "badges": badges(run.json("success.json")),
     }
+
+
+def state(status: Mapping[str, Any]) -> str:
+    """State of the run; the stage that writes this page is the last one, so a page that is read is complete."""
+    if status.get("state") == "running" and status.get("stage") == "report":
+        return "complete"
+    return str(status.get("state", "no STATUS file"))
 
 
 def gather(run: Run) -> Facts:
@@ -143,7 +149,7 @@ def cards(facts: Facts, plan: Mapping[str, Any]) -> list[Card]:
             "wall time",
             facts.seconds,
             format_seconds,
-            f"budget: {budget['text']}" if budget.get("text") else "",
+            f"budget: {budget_text(budget)}" if budget else "",
         ),
         ("peak memory", facts.memory, format_bytes, against("peak_memory_bytes", facts.memory)),
         ("compute", facts.flops, flops, against("flops", facts.flops)),

@@ -10,7 +10,7 @@ from typing import Any
 from lavra.units import format_bytes, format_count, format_seconds
 
 ABSENT = "–"
-_WORDS = {"flops": "compute", "final_bpb": "final bits per byte", "gemm_gflops": "measured ceiling"}
+_WORDS = {"flops": "compute", "final_bpb": "final bits per byte"}
 MAX_CELL = 400  # characters
 
 
@@ -70,14 +70,26 @@ def quantity(name: str, value: Any) -> str:
     if isinstance(value, str):
         return _cut(value)
     if isinstance(value, Mapping):
-        return _cut(", ".join(f"{k}: {quantity(f'{k} {name}', v)}" for k, v in value.items())) or ABSENT
+        return _cut(_parts(name, value)) or ABSENT
     if isinstance(value, (list, tuple)):
         return _cut(", ".join(quantity(name, v) for v in value)) or ABSENT
     finite = number(value)
     if finite is None:
         return "not finite" if isinstance(value, (int, float)) else _cut(json.dumps(value, default=str))
-    rule = next((show for accepts, show in _RULES if accepts(name.lower())), plain)
-    return rule(finite)
+    rule = _rule(name)
+    return rule(finite) if rule else plain(finite)
+
+
+def _rule(name: str) -> Callable[[float], str] | None:
+    name = name.lower().removesuffix("_by_kind")
+    return next((show for accepts, show in _RULES if accepts(name)), None)
+
+
+def _parts(name: str, value: Mapping[str, Any]) -> str:
+    """`{"documents": 3, "bytes": 2048}` -> `3 · 2.0 KiB`; any other object as `name: value, ...`."""
+    if set(value) == {"documents", "bytes"}:
+        return f"{quantity('documents', value['documents'])} · {quantity('bytes', value['bytes'])}"
+    return ", ".join(f"{words(k)}: {quantity(k if _rule(str(k)) else name, v)}" for k, v in value.items())
 
 
 def plain(value: float) -> str:
@@ -102,7 +114,7 @@ def words(name: str) -> str:
     for unit, instead in (("_bytes", ""), ("_seconds", "_time")):
         if text.endswith(unit):
             text = text.removesuffix(unit) + instead
-    return text.replace("_", " ")
+    return text.replace("gemm_gflops", "measured_ceiling").replace("_", " ")
 
 
 def _cut(text: str) -> str:

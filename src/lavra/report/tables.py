@@ -10,6 +10,7 @@ from lavra.report.quantities import ABSENT, quantity, words
 
 MAX_ROWS = 200
 MAX_DEPTH = 4
+WIDE = 5  # columns
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Table:
     rows: Sequence[Sequence[str]]
     title: str = ""
     left_out: int = 0
+
+    @property
+    def wide(self) -> bool:
+        """Whether it needs the whole width of the page."""
+        return len(self.headers) >= WIDE
 
     @property
     def numeric(self) -> list[bool]:
@@ -46,24 +52,40 @@ def fact_table(facts: Mapping[str, Any], *, title: str = "") -> Table:
 
 
 def tables_of(value: Mapping[str, Any], *, title: str = "", depth: int = 0) -> list[Table]:
-    """A JSON object as tables: objects of objects and lists of objects become rows, plain facts one table."""
+    """A JSON object as tables: objects that are alike become rows of one, plain facts of another."""
     if depth >= MAX_DEPTH or not value:
         return []
-    if all(isinstance(v, Mapping) and not _nested(v) for v in value.values()):
-        return [record_table([{"": words(k), **v} for k, v in value.items()], title=title)]
-    facts = {k: v for k, v in value.items() if not isinstance(v, Mapping) and not _records(v)}
-    tables = [fact_table(facts, title=title)] if facts else []
-    for key, inner in value.items():
-        name = f"{title} · {words(key)}" if title else words(key)
-        if isinstance(inner, Mapping):
-            tables += tables_of(inner, title=name, depth=depth + 1)
-        elif _records(inner):
-            tables.append(record_table(inner, title=name))
-    return tables
+    inner = {k: v for k, v in value.items() if isinstance(v, Mapping)}
+    facts = {k: v for k, v in value.items() if k not in inner and not _records(v)}
+    if facts and len(inner) == 1 and all(map(_fits_cell, inner.values())):
+        facts, inner = facts | inner, {}  # a lone small object beside plain facts is one of them
+    tables = []
+    if _alike(inner) and (len(inner) > 1 or depth):
+        tables.append(record_table([{"": words(k), **v} for k, v in inner.items()], title=title))
+        inner = {}
+    if facts:
+        tables.append(fact_table(facts, title=title))
+    for key, below in inner.items():
+        tables += tables_of(below, title=_joined(title, key), depth=depth + 1)
+    lists = {k: v for k, v in value.items() if _records(v)}
+    return tables + [record_table(records, title=_joined(title, key)) for key, records in lists.items()]
 
 
-def _nested(value: Mapping[str, Any]) -> bool:
-    return any(isinstance(inner, Mapping) or _records(inner) for inner in value.values())
+def _joined(title: str, key: str) -> str:
+    return f"{title} · {words(key)}" if title else words(key)
+
+
+def _alike(objects: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether objects make rows: they share a key, and their values fit a cell."""
+    values = list(objects.values())
+    shared = set(values[0]).intersection(*values[1:]) if values else set()
+    return bool(shared) and all(_fits_cell(v) for each in values for v in each.values())
+
+
+def _fits_cell(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return not any(isinstance(inner, (Mapping, list)) for inner in value.values())
+    return not _records(value)
 
 
 def _records(value: Any) -> bool:

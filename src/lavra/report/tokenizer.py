@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lavra.report.quantities import quantity, words
 from lavra.report.run import Run, items, part, sentences
-from lavra.report.tables import tables_of
 
-MAX_EXAMPLES, MAX_TOKENS = 6, 400  # shown
+MAX_EXAMPLES, MAX_TOKENS, MAX_LONGEST = 6, 400, 40  # shown
 _SHOWN = {"examples", "longest_tokens"}
 
 
@@ -17,14 +17,18 @@ def view(run: Run) -> dict[str, Any]:
     summary, facts = part(run.facts("tokenizer/COMPLETE"), "summary"), run.facts("tokenizer/facts.json")
     if not summary and not facts:
         return run.missing("tokenizer/COMPLETE", "tokenizer")
-    plain = {k: v for k, v in summary.items() if not isinstance(v, (dict, list))}
-    rest = {k: v for k, v in {**facts, **summary}.items() if k not in _SHOWN and k not in plain}
+    numbers = {k: v for k, v in {**facts, **summary}.items() if k not in _SHOWN}
     return {
-        "facts": [(words(k), quantity(k, v)) for k, v in plain.items()],
+        "facts": named(numbers),
+        "tokens": named(part(run.facts("tokens/COMPLETE"), "summary")),
         "examples": [strip(example) for example in items(facts, "examples")[:MAX_EXAMPLES]],
-        "longest": [visible(token) for token in sentences(facts, "longest_tokens")[:40]],
-        "tables": tables_of(rest),
+        "longest": [visible(token) for token in sentences(facts, "longest_tokens")[:MAX_LONGEST]],
     }
+
+
+def named(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts as names and values."""
+    return [(words(name), quantity(name, value)) for name, value in facts.items()]
 
 
 def strip(example: Any) -> dict[str, Any]:

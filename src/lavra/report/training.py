@@ -125,7 +125,7 @@ def markers(events: Log, log: Log) -> list[Marker]:
     )
     if not steps:
         return []
-    loud = [e for e in events if e.get("kind") not in QUIET_EVENTS and number(e.get("step")) is not None]
+    loud = [e for e in events if str(e.get("kind")) not in QUIET_EVENTS and number(e.get("step")) is not None]
     return [
         Marker(tokens_at(steps, float(e["step"])), f"{e.get('kind', '')}: {e.get('text', '')}"[:200])
         for e in loud

@@ -57,7 +57,7 @@ def _encode_part(part: Path, out: Path, split: Split, number: int, encoder: Toke
     write_shard(out, split, number, tokens, ids, sizes, dtype)
 
 
-def _check_identity(stores: dict[str, TokenStore], corpus: Artifact) -> None:
+def _check_identity(stores: dict[Split, TokenStore], corpus: Artifact) -> None:
     """Documents in the corpus == documents in the store (law 4)."""
     for split, store in stores.items():
         expected = corpus.summary[f"{split}_documents"]

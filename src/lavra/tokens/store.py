@@ -59,6 +59,11 @@ def shard_exists(folder: Path, split: str, number: int) -> bool:
     return (folder / f"{split}-{number:05d}.documents.npy").exists()
 
 
+def _map_tokens(path: Path, dtype: np.dtype) -> NDArray:
+    """Tokens of a shard, mapped; an empty file cannot be mapped."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
 class TokenStore:
     """Read-only view of one split: `n_tokens` tokens of `n_documents` documents.
 
@@ -73,8 +78,7 @@ class TokenStore:
         self.end_id = end_id
         self._documents = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
         self._shards = [
-            np.memmap(path.with_name(path.name.replace(".documents.npy", ".tokens")), dtype, "r")
-            for path in paths
+            _map_tokens(path.with_name(path.name.replace(".documents.npy", ".tokens")), dtype) for path in paths
         ]
         lengths = np.array([len(shard) for shard in self._shards], np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # [shards + 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -69,13 +70,18 @@ class Horizon:
     seconds: float | None = None
     decay_fraction: float = 0.35
 
+    @property
+    def open(self) -> bool:
+        """True while a time-boxed run has not fixed its last step; `steps` bounds nothing yet."""
+        return self.seconds is not None and not self.decided
+
     def decide(self, step: int, elapsed: float, step_seconds: float) -> bool:
         """Fix the horizon if decay must begin now; True when that happened at this call.
 
         The learning rate before this moment did not depend on the horizon, so a run with the decided
         horizon known from the start takes exactly the same steps.
         """
-        if self.decided or self.seconds is None:
+        if self.seconds is None or self.decided:
             return False
         if elapsed < (1 - self.decay_fraction) * self.seconds:
             return False
@@ -146,7 +152,7 @@ def train(
     metrics.truncate_after(run_dir / "metrics.jsonl", state.step)
     log = JsonlWriter(run_dir / "metrics.jsonl")
     numerator = torch.compile(causal_numerator) if settings.compile else causal_numerator
-    clock = _Clock(state.seconds)
+    clock = _Clock(state.seconds, state.step)
     process = psutil.Process()
     saved_at, saved_step = clock.seconds(), state.step
 
@@ -155,7 +161,7 @@ def train(
         save_checkpoint(folder, step=state.step, model=model, optimizer=optimizer, state=asdict(state))
         prune(folder, settings.keep_checkpoints)
 
-    while state.step < horizon.steps:
+    while horizon.open or state.step < horizon.steps:
         if horizon.decide(state.step, clock.seconds(), clock.step_seconds()):
             on_horizon(horizon, state.step)
         started = time.perf_counter()
@@ -165,7 +171,7 @@ def train(
             state.step,
             schedule=settings.schedule,
             warmup=settings.warmup,
-            horizon=horizon.steps,
+            horizon=sys.maxsize if horizon.open else horizon.steps,
             decay=horizon.decay,
         )
         for group in optimizer.param_groups:
@@ -182,7 +188,7 @@ def train(
         state.tokens += result.targets
         seconds = time.perf_counter() - started
         clock.tick()
-        facts = StepFacts(state.step, state.step >= horizon.steps, model)
+        facts = StepFacts(state.step, not horizon.open and state.step >= horizon.steps, model)
         tokens_per_second = result.targets / seconds
         facts.metrics = {
             "step": state.step,
@@ -270,8 +276,9 @@ def _refuse_non_finite(loss: float, grad_norm: float, step: int, sample_ids, sam
 class _Clock:
     """Seconds in training over all attempts, and the typical time from one step to the next."""
 
-    def __init__(self, before: float) -> None:
-        self._before, self._start = before, time.perf_counter()
+    def __init__(self, before: float, steps_before: int) -> None:
+        self._before, self._before_a_step = before, before / max(steps_before, 1)
+        self._start = time.perf_counter()
         self._first_step_end: float | None = None
         self._steps_since = 0
 
@@ -286,7 +293,7 @@ class _Clock:
             self._steps_since += 1
 
     def step_seconds(self) -> float:
-        """Mean time between steps, callbacks and checkpoints included."""
+        """Mean time between steps, callbacks and checkpoints included; just resumed: that of the attempts before."""
         if self._first_step_end is None or self._steps_since == 0:
-            return max(time.perf_counter() - self._start, 1e-3)
+            return max(self._before_a_step or time.perf_counter() - self._start, 1e-3)
         return (time.perf_counter() - self._first_step_end) / self._steps_since
