@@ -171,7 +171,7 @@ def success_results(run: Run) -> list[dict[str, Any]]:
         for text in criteria:
             metric, comparison, limit = parse_criterion(text)
             value = summary.get(metric)
-            passed = value is not None and _COMPARISONS[comparison](value, limit)
+            passed = None if value is None else _COMPARISONS[comparison](value, limit)
             results.append({"stage": stage, "criterion": text, "value": value, "passed": passed})
     return results
 

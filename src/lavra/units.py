@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -58,7 +59,9 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], *, kind: str
         match = _NUMBER_UNIT.fullmatch(value)
         if not match or match[2].lower() not in units:
             raise ValueError(f"{value!r} is not a {kind}; write for example {example}")
-        number = float(match[1].replace("_", "")) * units[match[2].lower()]
+        number = float(
+            Decimal(match[1].replace("_", "")) * Decimal(units[match[2].lower()])
+        )  # 64.9M is whole
     if number < 0 or not math.isfinite(number):
         raise ValueError(f"{value!r} is not a {kind}: it must be finite and not negative")
     return round(number, 9)
@@ -67,9 +70,9 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], *, kind: str
 def format_count(number: float) -> str:
     """1234567 -> `1.23M`; below 1000 the plain number."""
     for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= scale:
+        if abs(number) >= 0.9995 * scale:  # 999,600 rounds to 1M, not to 1000k
             return f"{number / scale:.3g}{suffix}"
-    return f"{number:g}"
+    return f"{number:.3g}"
 
 
 def format_seconds(seconds: float) -> str:

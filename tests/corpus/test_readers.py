@@ -95,7 +95,9 @@ def test_a_byte_order_mark_before_the_first_jsonl_record_is_no_error(tmp_path, w
 
 
 def test_ids_of_any_plain_type_become_strings_and_nested_ones_are_absent(tmp_path, write_jsonl, read_file):
-    records = [{"id": key, "text": f"text of record {i}"} for i, key in enumerate((7, "a", 1.5, {"x": 1}, None))]
+    records = [
+        {"id": key, "text": f"text of record {i}"} for i, key in enumerate((7, "a", 1.5, {"x": 1}, None))
+    ]
     items = read_file(write_jsonl(tmp_path / "a.jsonl", records))
     assert [item.key for item in items] == ["7", "a", "1.5", "", ""]
 
@@ -134,7 +136,9 @@ def test_compressed_streams_of_several_members_are_read_whole(tmp_path, read_fil
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("damage", ["cut", "overwritten"])
 def test_documents_before_the_damage_of_a_stream_survive(tmp_path, read_file, suffix, damage):
-    many = [json.dumps({"id": f"{i}", "text": f"{i * 7919 % 10007} words " * 40}).encode() for i in range(4000)]
+    many = [
+        json.dumps({"id": f"{i}", "text": f"{i * 7919 % 10007} words " * 40}).encode() for i in range(4000)
+    ]
     data = COMPRESSORS[suffix](b"\n".join(many) + b"\n")
     path = tmp_path / f"a.jsonl{suffix}"
     middle = len(data) * 3 // 4
@@ -187,7 +191,9 @@ def test_source_code_is_code_and_a_path_like_id_tells_the_kind_of_a_record(tmp_p
         ({"id": "a/b", "repo": 3}, "repo", "3"),
     ],
 )
-def test_groups_follow_the_field_the_path_or_the_record(tmp_path, write_jsonl, read_file, record, field, group):
+def test_groups_follow_the_field_the_path_or_the_record(
+    tmp_path, write_jsonl, read_file, record, field, group
+):
     path = write_jsonl(tmp_path / "a.jsonl", [record | {"text": "some text"}])
     (item,) = read_file(path, source=Source(path=str(path), group_field=field))
     assert item.group == group

@@ -47,7 +47,9 @@ def test_disabled_rules_say_nothing():
     assert reasons("\0", "prose", Rules(enabled=False)) == []
 
 
-@pytest.mark.parametrize("text", ["হিন্দী और বাংলা লেখা", "ไทยเขียนติดกัน", "日本語の文章です", "العربية لغة", "Ελληνικά и русский"])
+@pytest.mark.parametrize(
+    "text", ["হিন্দী और বাংলা লেখা", "ไทยเขียนติดกัน", "日本語の文章です", "العربية لغة", "Ελληνικά и русский"]
+)
 def test_letters_of_every_script_count_with_their_marks(text):
     letters, spaces, _ = count_characters(text)
     assert letters == len(text) - spaces
@@ -64,7 +66,14 @@ def test_character_counts_agree_with_a_slow_count_on_mixed_text():
 
 @pytest.mark.parametrize(
     ("text", "fraction"),
-    [("", 0), ("\n\n", 0), ("a\nb", 0), ("xx\nxx\nyy", 1 / 3), ("xx\n  xx \n\n\nyyyy", 2 / 8), ("x\nx\n\n\n\nx", 2 / 3)],
+    [
+        ("", 0),
+        ("\n\n", 0),
+        ("a\nb", 0),
+        ("xx\nxx\nyy", 1 / 3),
+        ("xx\n  xx \n\n\nyyyy", 2 / 8),
+        ("x\nx\n\n\n\nx", 2 / 3),
+    ],
 )
 def test_repeated_lines_weigh_their_characters_and_blank_lines_nothing(text, fraction):
     assert duplicate_line_fraction(text) == pytest.approx(fraction)

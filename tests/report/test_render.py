@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lavra.report import render
+from lavra.report.comparison import stage_seconds
 from lavra.report.corpus import MAX_FILES, SAMPLES_PER_REASON, samples
 from lavra.report.run import Run
 from lavra.report.samples import sample_names, spread
@@ -217,6 +218,13 @@ def test_samples_are_in_training_order_with_the_final_ones_last(tmp_path: Path) 
     expected = ["step-00000000.md", "step-00000900.md", "step-00001000.md", "final.md"]
     assert sample_names(Run(tmp_path)) == expected
     assert spread(list("abcdefg"), 3) == ["a", "d", "g"]
+
+
+def test_stages_are_in_the_order_of_the_pipeline() -> None:
+    expected = stage_seconds(
+        {"stage_seconds": {"mine": 1, "report": 2, "pretrain": 3.5, "corpus": 4, "odd": None}}
+    )
+    assert list(expected) == ["corpus", "pretrain", "report", "mine"]
 
 
 def test_an_event_stands_between_the_recorded_steps_around_it() -> None:

@@ -22,7 +22,6 @@ from lavra import artifact
 from lavra.errors import PreflightError
 
 _MARKER = artifact.COMPLETE
-_SCALARS = "step"
 
 
 def save_checkpoint(
@@ -125,8 +124,9 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
     for key, tensor in tensors.items():
         slot, _, name = key.partition("/")
         parameter = by_name[name]
-        value = tensor.clone() if slot == _SCALARS else tensor.to(parameter.device)
-        optimizer.state[parameter][slot] = value
+        optimizer.state[parameter][slot] = tensor.to(
+            parameter.device
+        )  # a fused step counts on the device too
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:

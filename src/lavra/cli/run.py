@@ -44,8 +44,8 @@ def finish(run: Run) -> int:
 
     failed = False
     for result in success_results(run):
-        verdict = "pass" if result["passed"] else "FAIL"
-        failed |= not result["passed"]
+        verdict = {True: "pass", False: "FAIL", None: "not judged"}[result["passed"]]
+        failed |= result["passed"] is False
         say(f"  {verdict}: {result['stage']}: {result['criterion']} (measured {result['value']})")
     if "evaluate" in run.artifacts:
         say(f"talk to it: lavra chat {run.dir}\nlook at it: {run.dir / 'report.html'}")

@@ -71,8 +71,10 @@ def plan_split(chunks: Chunks, fraction: float, max_bytes: int, scratch: Path) -
     """
     count, kept = _totals(chunks)
     total = int(kept.sum())
+    if total < 2:
+        raise PreflightError(_TOO_LITTLE, hint=_ADD_TEXT)
     target = max(1, min(int(total * fraction), max_bytes))
-    targets = kept * target // max(total, 1)
+    targets = kept * target // total
     buckets = bucket_count(count)
     notes: list[str] = []
 

@@ -121,7 +121,7 @@ def _score(
     scored = []
     for row, model_bits in zip(rows, bits, strict=True):
         data = row["text"].encode()
-        name = f"{row['path']}#{row['key']}" if row["key"] else row["path"]
+        name = f"{row['path']}#{row['key']}" if row["key"] not in ("", row["path"]) else row["path"]
         xz, zstd = 8 * xz_bytes(data), 8 * zstd_bytes(data)
         scored.append(Scored(name, row["kind"], row["file_type"], len(data), model_bits, xz, zstd))
         bar.advance(len(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -80,6 +81,18 @@ def free_disk(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system (glibc and Arrow keep it otherwise), before a long stage."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        arrow.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to trim
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _container_limit() -> int:

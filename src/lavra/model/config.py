@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -94,7 +95,7 @@ def shape_for(config: ModelConfig, size: int, *, vocab_size: int, seq_len: int) 
     widths = [config.d_model] if config.d_model != "auto" else [64 * k for k in range(1, 257)]
     best: ModelShape | None = None
     for width in widths:
-        heads = _heads(config, width)
+        heads = _heads(config.n_heads, config.n_kv_heads, width)
         if heads is None:
             continue
         shapes = [_shape(config, size, width, n, heads, vocab_size, seq_len) for n in _depths(config, width)]
@@ -129,16 +130,17 @@ def _depths(config: ModelConfig, d_model: int) -> list[int]:
     return sorted({max(2, natural + delta) for delta in (-1, 0, 1)})
 
 
-def _heads(config: ModelConfig, width: int) -> tuple[int, int] | None:
+@cache
+def _heads(n_heads: int | str, n_kv_heads: int | str, width: int) -> tuple[int, int] | None:
     """Query and key/value heads for a width, head width as near to 64 as it divides; None: nothing fits."""
-    allowed = range(1, width // 2 + 1) if config.n_heads == "auto" else [config.n_heads]
-    groups = 1 if config.n_kv_heads == "auto" else config.n_kv_heads
-    fitting = [h for h in allowed if h and groups and width % (2 * h) == 0 and h % groups == 0]
+    allowed = range(1, width // 2 + 1) if isinstance(n_heads, str) else [n_heads]
+    kv_heads = 1 if isinstance(n_kv_heads, str) else n_kv_heads
+    fitting = [h for h in allowed if width % (2 * h) == 0 and h % kv_heads == 0]
     if not fitting:
         return None
     heads = min(fitting, key=lambda h: abs(math.log(width / h / 64)))
-    if config.n_kv_heads != "auto":
-        return heads, config.n_kv_heads
+    if not isinstance(n_kv_heads, str):
+        return heads, kv_heads
     return heads, heads // 4 if width >= 1024 and heads % 4 == 0 else heads
 
 

@@ -24,7 +24,7 @@ from lavra.plan.estimates import (
 )
 from lavra.tokenizer.bpe import SMALLEST_VOCABULARY
 from lavra.tokenizer.config import TokenizerConfig
-from lavra.units import format_bytes, format_count
+from lavra.units import format_bytes, format_count, parse_count
 
 SIZES = [int(10 ** (e / 16)) for e in range(16 * 5 + 4, 16 * 10 + 12)]  # 0.18M to 56B, 15 % apart
 MINIMUM_STEPS = 40
@@ -156,23 +156,27 @@ def _candidate(s: Situation, size: int) -> Candidate:
 
 def _fits(c: Candidate, s: Situation) -> bool:
     in_time = c.tokens >= MINIMUM_STEPS * c.shape.seq_len or s.budget_kind != "time"
-    return in_time and c.memory_bytes <= MEMORY_SHARE * s.machine.available_bytes
+    return in_time and _fits_memory(c, s)
 
 
 def _refuse(candidates: list[Candidate], s: Situation) -> None:
     smallest = min(candidates, key=lambda c: c.memory_bytes)
-    if smallest.memory_bytes > MEMORY_SHARE * s.machine.available_bytes:
-        largest = max((n for n in SIZES if _fits_memory(n, s)), default=0)
+    if not _fits_memory(smallest, s):
+        sizes = [parse_count(format_count(n)) for n in SIZES]  # as they will be typed
+        largest = max((n for n in sizes if _fits_memory(_candidate(s, n), s)), default=0)
         raise PreflightError(
             f"a model of {format_count(smallest.shape.parameter_count())} parameters needs "
             f"{format_bytes(smallest.memory_bytes)} to train; {format_bytes(s.machine.available_bytes)} are available",
             where="plan",
-            hint=f"the largest that fits is about model.size={format_count(largest)}",
+            hint=f"the largest that fits is about model.size={format_count(largest)}"
+            if largest
+            else "no size fits like this: lower tokens.seq_len, train.micro_batch_size, tokenizer.vocab_size, d_model",
         )
     cheapest = min(candidates, key=lambda c: sum(c.stages.values()))
     need = (
         s.elapsed
         + sum(cheapest.stages.values())
+        + (s.calibration.compile_seconds if cheapest.compile else 0.0)
         + MINIMUM_STEPS * cheapest.shape.seq_len / cheapest.tokens_per_second
     )
     raise PreflightError(
@@ -182,12 +186,8 @@ def _refuse(candidates: list[Candidate], s: Situation) -> None:
     )
 
 
-def _fits_memory(size: int, s: Situation) -> bool:
-    shape = shape_for(s.model, size, vocab_size=_vocab_size(s, size), seq_len=_seq_len(s, size))
-    return (
-        peak_memory_bytes(shape, 1, compiled=False, calibration=s.calibration)
-        <= MEMORY_SHARE * s.machine.available_bytes
-    )
+def _fits_memory(c: Candidate, s: Situation) -> bool:
+    return c.memory_bytes <= MEMORY_SHARE * s.machine.available_bytes
 
 
 def _vocab_size(s: Situation, size: int) -> int:
@@ -279,7 +279,9 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
     steps = max(MINIMUM_STEPS if s.budget_kind == "time" else 1, math.ceil(c.tokens / batch_tokens))
     tokens = steps * batch_tokens
     validation = (
-        int(c.evaluate_bytes * 1.25) if s.wishes.validation_max_bytes == "auto" else int(s.wishes.validation_max_bytes)
+        int(c.evaluate_bytes * 1.25)
+        if s.wishes.validation_max_bytes == "auto"
+        else int(s.wishes.validation_max_bytes)
     )
     corpus = min(_corpus_bytes(s, c.tokens_per_second), 1 << 62)
     stages = {**c.stages, "pretrain": c.train_seconds}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from lavra.report.run import Run, part, sentences
 from lavra.report.tables import Table
 from lavra.units import format_seconds
 
+STAGES = ("plan", "corpus", "tokenizer", "tokens", "pretrain", "evaluate", "report")
 CLOSE, FAIR = 0.10, 0.30  # relative differences that count as close and as fair
 
 
@@ -33,14 +34,14 @@ def view(run: Run) -> dict[str, Any]:
     if not plan and not measured:
         return run.missing("plan.json", "plan")
     predicted, basis = part(plan, "predictions"), part(plan, "basis")
+    expected, seen = stage_seconds(predicted), stage_seconds(measured)
+    stages = list(stage_seconds({"stage_seconds": expected | seen}))
     return {
         "rows": rows(predicted, measured, basis),
         "measured_missing": not measured,
-        "stages": stage_table(part(predicted, "stage_seconds"), part(measured, "stage_seconds")),
-        "legend": [(words(stage), i % 8 + 1) for i, stage in enumerate(stage_names(predicted, measured))],
-        "timeline": timeline(
-            part(predicted, "stage_seconds"), part(measured, "stage_seconds"), part(plan, "budget")
-        ),
+        "stages": stage_table(stages, expected, seen),
+        "legend": [(words(stage), i % 8 + 1) for i, stage in enumerate(stages)],
+        "timeline": timeline(stages, expected, seen, part(plan, "budget")),
         "stage_basis": str(basis.get("stage_seconds", "")),
         "notes": sentences(plan, "notes"),
         "decisions": decisions(plan),
@@ -71,36 +72,41 @@ def grade(share: float | None) -> str:
     return "close" if abs(share) <= CLOSE else "fair" if abs(share) <= FAIR else "off"
 
 
-def stage_names(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    """All stages in their order, which is also the order of the palette."""
-    return list(dict.fromkeys([*part(predicted, "stage_seconds"), *part(measured, "stage_seconds")]))
+def stage_seconds(side: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage in the order of the pipeline, stages it does not know last."""
+    seconds = {k: n for k, v in part(side, "stage_seconds").items() if (n := number(v)) is not None}
+    ordered = [*(stage for stage in STAGES if stage in seconds), *(s for s in seconds if s not in STAGES)]
+    return {stage: seconds[stage] for stage in ordered}
 
 
-def stage_table(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> Table | None:
+def stage_table(
+    stages: Sequence[str], expected: Mapping[str, float], seen: Mapping[str, float]
+) -> Table | None:
     """Seconds of each stage, both sides."""
-    stages = list(dict.fromkeys([*predicted, *measured]))
     body = [
         [
             words(stage),
-            quantity("seconds", predicted.get(stage)),
-            quantity("seconds", measured.get(stage)),
-            signed_percent(difference(predicted.get(stage), measured.get(stage))),
+            quantity("seconds", expected.get(stage)),
+            quantity("seconds", seen.get(stage)),
+            signed_percent(difference(expected.get(stage), seen.get(stage))),
         ]
         for stage in stages
     ]
     return Table(["stage", "predicted", "measured", "difference"], body) if body else None
 
 
-def timeline(predicted: Mapping[str, Any], measured: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
+def timeline(
+    stages: Sequence[str],
+    expected: Mapping[str, float],
+    seen: Mapping[str, float],
+    budget: Mapping[str, Any],
+) -> str:
     """Both sides as bars on one scale of seconds, with the budget if it is one of time."""
-    sides = [("predicted", predicted), ("measured", measured)]
-    bars = [(name, [(k, n) for k, v in side.items() if (n := number(v)) is not None]) for name, side in sides]
-    if not any(parts for _, parts in bars):
-        return ""
+    sides = [("predicted", expected), ("measured", seen)]
     seconds = number(budget.get("value")) if budget.get("kind") == "time" else None
     return stacked_bars(
-        [(name, parts) for name, parts in bars if parts],
-        list(dict.fromkeys([*predicted, *measured])),
+        [(name, list(side.items())) for name, side in sides if side],
+        stages,
         label="Seconds of each stage, predicted and measured",
         format_value=format_seconds,
         limit=("budget", seconds) if seconds else None,

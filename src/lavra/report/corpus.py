@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lavra.report.quantities import quantity, words
-from lavra.report.run import Run, sentences
+from lavra.report.run import Run, part, sentences
 from lavra.report.tables import tables_of
 
 SAMPLES_PER_REASON = 4
@@ -25,19 +25,25 @@ def view(run: Run) -> dict[str, Any]:
     dropped, errors = samples(run, "dropped"), samples(run, "errors")
     if not accounting and not dropped and not errors:
         return run.missing("corpus/accounting.json", "corpus")
+    totals, tables = part(accounting, "totals"), {k: v for k, v in accounting.items() if k != "notes"}
+    # Lone numbers read better above the tables than as tables of one row.
+    lone = {
+        k: v for group in (totals, tables) for k, v in group.items() if not isinstance(v, (Mapping, list))
+    }
+    if totals:
+        tables["totals"] = {k: v for k, v in totals.items() if k not in lone}
     return {
-        "fates": fates(accounting.get("totals")),
-        "tables": tables_of({k: v for k, v in accounting.items() if k != "notes"}),
+        "fates": fates(totals),
+        "facts": [(words(name), quantity(name, value)) for name, value in lone.items()],
+        "tables": tables_of({k: v for k, v in tables.items() if k not in lone}),
         "notes": sentences(accounting, "notes"),
         "dropped": dropped,
         "errors": errors,
     }
 
 
-def fates(totals: Any) -> list[dict[str, Any]]:
+def fates(totals: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Shares of the incoming documents, for the bar; empty if the totals have another form."""
-    if not isinstance(totals, Mapping):
-        return []
     counted = {name: documents(totals.get(name)) for name in FATES}
     whole = sum(counted.values())
     return [

@@ -69,6 +69,7 @@ def view(run: Run) -> dict[str, Any]:
         "story": story(facts),
         "cards": cards(facts, run.facts("plan.json")),
         "badges": badges(run.json("success.json")),
+        "judged": run.json("success.json") is not None,
     }
 
 

@@ -56,7 +56,7 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def pieces(self, text: str) -> list[str]:
-        """The text cut at token boundaries (a character cut across tokens shows in the last of them)."""
+        """The text cut at token boundaries (a character cut across tokens shows in the first of them)."""
         encoding = self._inner.encode(text, add_special_tokens=False)
         pieces, done = [], 0
         for _, stop in encoding.offsets:

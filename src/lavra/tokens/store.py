@@ -78,7 +78,8 @@ class TokenStore:
         self.end_id = end_id
         self._documents = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
         self._shards = [
-            _map_tokens(path.with_name(path.name.replace(".documents.npy", ".tokens")), dtype) for path in paths
+            _map_tokens(path.with_name(path.name.replace(".documents.npy", ".tokens")), dtype)
+            for path in paths
         ]
         lengths = np.array([len(shard) for shard in self._shards], np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # [shards + 1]

@@ -1,0 +1,54 @@
+"""Workers: their death is an error with advice, Ctrl-C ends them."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from lavra.corpus.executor import map_units
+from lavra.errors import LavraError
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_task_runs_once(tmp_path, workers):
+    for i in range(5):
+        (tmp_path / str(i)).mkdir()
+    folders = [str(tmp_path / str(i)) for i in range(5)]
+    map_units(os.rmdir, folders, [1] * 5, workers=workers, label="test")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exception_of_a_task_reaches_the_caller(tmp_path, workers):
+    with pytest.raises(FileNotFoundError):
+        map_units(os.rmdir, [str(tmp_path / "a"), str(tmp_path / "b")], [1, 1], workers=workers, label="test")
+
+
+def test_a_worker_that_dies_is_an_error_with_advice():
+    with pytest.raises(LavraError, match="a worker process died during `test`") as error:
+        map_units(os._exit, [3, 3], [1, 1], workers=2, label="test")
+    assert "workers=1" in error.value.hint
+
+
+def test_ctrl_c_ends_the_workers_within_their_task():
+    before = set(psutil.Process().children(recursive=True))
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        map_units(time.sleep, [600, 600], [1, 1], workers=2, label="test")
+    workers = [
+        child
+        for child in set(psutil.Process().children(recursive=True)) - before
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_heavy_tasks_start_first(tmp_path):
+    order = []
+    map_units(order.append, ["light", "heavy", "middle"], [1, 9, 5], workers=1, label="test")
+    assert order == ["heavy", "middle", "light"]
+    shutil.rmtree(tmp_path)
