@@ -12,6 +12,10 @@ from lavra.errors import UsageError
 from lavra.schema import AutoCount, Config, Count
 
 
+# Beyond 1024 in steps of 256, so that four query heads share each key/value head all along the ladder.
+WIDTHS = [*range(64, 1024, 64), *range(1024, 16385, 256)]
+
+
 class ModelConfig(Config):
     """Recipe section `model`: one dial (`size`), and every dimension to override."""
 
@@ -84,6 +88,7 @@ class ModelShape(Config):
         return 6.0 * self.matmul_parameter_count() + 6.0 * self.n_layers * self.d_model * length
 
 
+@cache
 def shape_for(config: ModelConfig, size: int, *, vocab_size: int, seq_len: int) -> ModelShape:
     """The shape nearest to `size` parameters on lavra's aspect-ratio curve, overrides respected.
 
@@ -92,7 +97,7 @@ def shape_for(config: ModelConfig, size: int, *, vocab_size: int, seq_len: int) 
     Raises:
         UsageError: overrides that do not fit together.
     """
-    widths = [config.d_model] if config.d_model != "auto" else [64 * k for k in range(1, 257)]
+    widths = [config.d_model] if config.d_model != "auto" else WIDTHS
     best: ModelShape | None = None
     for width in widths:
         heads = _heads(config.n_heads, config.n_kv_heads, width)

@@ -137,7 +137,7 @@ def _candidate(s: Situation, size: int) -> Candidate:
     else:
         tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
         train_seconds = tokens / rate + (s.calibration.compile_seconds if compile_ else 0.0)
-    bits, basis = predict_bits_per_byte(shape.parameter_count(), max(tokens, 1.0), BYTES_PER_TOKEN)
+    bits, basis = predict_bits_per_byte(shape.parameter_count(), max(tokens, 1.0))
     micro = _micro_batch(s, shape, _batch_size(s, shape, tokens))
     return Candidate(
         shape,
