@@ -78,3 +78,22 @@ def write_store() -> Callable[..., Any]:
         return TokenStore(folder, "train", end_id=END, dtype=dtype)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def realdata() -> Path:
+    """Folder of real corpora named by LAVRA_REALDATA; tests that need it skip without it."""
+    folder = os.environ.get("LAVRA_REALDATA", "")
+    if not folder:
+        pytest.skip("LAVRA_REALDATA is not set")
+    return Path(folder)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """Where the real data is promised, nothing may be left untested: a skip is a failure."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("LAVRA_REALDATA"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped although LAVRA_REALDATA is set: {report.longrepr}"

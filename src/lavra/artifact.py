@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -52,7 +52,9 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     content of `path` stays and the temp file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{TEMPORARY}", dir=path.parent)
+    # Not mkstemp: its files are private, and others may read a run.
+    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -199,8 +201,9 @@ def begin(path: Path, kind: str, inputs: Mapping[str, Any]) -> None:
         remove_leftovers(path)
         return
     if path.exists():
-        # The marker goes first: a folder half cleared must never look complete.
+        # The markers go first: a folder half cleared must never look complete, nor worth continuing.
         (path / COMPLETE).unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
         fsync_folder(path)
         shutil.rmtree(path)
     path.mkdir(parents=True)

@@ -28,6 +28,7 @@ class JsonlWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(path)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -39,6 +40,14 @@ class JsonlWriter:
         """Flush to disk and close."""
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop what a killed writer left after the last newline, so that the next record starts a line."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

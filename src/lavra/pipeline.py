@@ -117,7 +117,7 @@ def run_pipeline(
         if name and name not in STAGES:
             raise UsageError(f"no stage `{name}`", hint=f"stages: {', '.join(STAGES)}")
     run = Run(loaded)
-    if fresh:
+    if fresh and run.dir.exists():
         with artifact.run_lock(run.dir):  # never set aside what another process is using
             pass
         _set_aside(run.dir)

@@ -42,7 +42,9 @@ from lavra.train import config as train_config
 from lavra.train.config import TrainConfig
 
 PRESETS = Path(__file__).parent / "recipes"
-_CRITERION = re.compile(r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([0-9.eE+-]+)\s*")
+_CRITERION = re.compile(
+    r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
+)
 _STAGE_METRICS: dict[str, tuple[str, ...]] = {
     "corpus": corpus_config.SUCCESS_METRICS,
     "tokenizer": tokenizer_config.SUCCESS_METRICS,
@@ -56,7 +58,9 @@ class Budget(Config):
     """What the run may spend: one of time, tokens or FLOPs."""
 
     time: Seconds | None = Field(default=None, description="Wall time from command start to report, e.g. 5m")
-    tokens: Count | None = Field(default=None, description="Training tokens, e.g. 100M")
+    tokens: Annotated[Count, Field(ge=1)] | None = Field(
+        default=None, description="Training tokens, e.g. 100M"
+    )
     flops: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Training FLOPs, e.g. 1.0e15"
     )
@@ -64,8 +68,8 @@ class Budget(Config):
     @model_validator(mode="after")
     def _exactly_one(self) -> Budget:
         given = [name for name in ("time", "tokens", "flops") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"give one of time, tokens, flops, not {' and '.join(given)}")
+        if len(given) != 1:
+            raise ValueError(f"give one of time, tokens, flops, not {' and '.join(given) or 'none'}")
         if self.time is not None and self.time < 20:
             raise ValueError("a time budget below 20s leaves no time to train")
         return self
@@ -179,12 +183,12 @@ def load_recipe(
         layer = read_yaml(file, origin="preset" if is_preset else "file")
         base = here if is_preset else file.resolve().parent
         layers = [_absolute_paths(layer, base)]
-        if preset := layer.data.get("preset"):
-            layers.insert(0, _absolute_paths(read_yaml(_preset(str(preset)), origin="preset"), here))
     layers += [
         _absolute_paths(layer_from_environment(environment), here),
         _absolute_paths(layer_from_overrides(overrides), here),
     ]
+    if presets := [preset for layer in layers if (preset := layer.data.get("preset"))]:
+        layers.insert(0, _absolute_paths(read_yaml(_preset(str(presets[-1])), origin="preset"), here))
     data, origins = merge(layers)
     recipe = validate(Recipe, data, origins)
     run_dir = Path(recipe.run_dir) if recipe.run_dir else base / "runs" / recipe.name

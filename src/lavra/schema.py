@@ -6,12 +6,13 @@ file and line, what was seen, what is allowed, and the nearest known key.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -69,7 +70,7 @@ KeyPath = tuple[str | int, ...]
 class _Loader(yaml.SafeLoader):
     """YAML where only true and false are booleans: `compile: off` is the word it looks like (as in YAML 1.2)."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, r) for tag, r in resolvers if tag != "tag:yaml.org,2002:bool"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -201,7 +202,7 @@ def _overlay(
             continue
         for stale in [p for p in origins if p[: len(path)] == path]:
             del origins[stale]
-        base[key] = dict(value) if isinstance(value, Mapping) else value
+        base[key] = copy.deepcopy(value)
         for mark, place in layer.marks.items():
             if mark[: len(path)] == path:
                 origins[mark] = f"{layer.origin} ({place})"

@@ -35,6 +35,7 @@ PLAN_FORMAT = CORPUS_FORMAT = PRETRAIN_FORMAT = 1
 
 def plan_stage(run: Run) -> None:
     """Decide and predict; a plan whose inputs did not change is kept as it is."""
+    source_scan.cache_clear()  # an earlier run of this process may have seen other files
     scan = source_scan(run.recipe.corpus)
     inputs = _plan_inputs(run, scan)
     file = run.dir / "plan.json"
@@ -117,7 +118,7 @@ def plan_summary(plan: dict[str, Any]) -> str:
 
 @cache
 def source_scan(config: CorpusConfig) -> SourceScan:
-    """The sources of a run, looked at once."""
+    """The sources of a run, looked at once a run."""
     return scan_sources(config)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import os
-import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -92,7 +91,6 @@ CALLS = (
     "os.unlink",
     "os.rmdir",
     "os.open",
-    "tempfile.mkstemp",
 )
 
 
@@ -105,8 +103,7 @@ class FailingSystem:
     def __enter__(self) -> FailingSystem:
         self.patches = []
         for name in CALLS:
-            module = {"os": os, "tempfile": tempfile}[name.split(".")[0]]
-            real = getattr(module, name.split(".")[1])
+            real = getattr(os, name.split(".")[1])
             patch = mock.patch(name, functools.partial(self._call, name, real))
             patch.start()
             self.patches.append(patch)

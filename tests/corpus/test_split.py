@@ -43,6 +43,12 @@ def test_whole_groups_fill_the_target(tmp_path):
     assert plan.notes == [] and plan.cut is None and len(plan.documents) == 0
 
 
+def test_terabytes_do_not_overflow(tmp_path):
+    documents = [(f"book{i}", i % 2, 10**10) for i in range(400)]
+    plan, mask = held_out(tmp_path, documents, limit=10**15)
+    assert plan.target_bytes == (10**11, 10**11) and mask.sum() == 20
+
+
 def test_the_upper_bound_of_bytes_holds(tmp_path):
     documents = books(400)
     _, mask = held_out(tmp_path, documents, limit=1000)

@@ -80,7 +80,17 @@ def _dispatch(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments[1:])) or ExitCode.OK)
+    return int(module.run(_parse(parser, arguments[1:])) or ExitCode.OK)
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Overrides may also stand after options, where argparse leaves them over."""
+    args, rest = parser.parse_known_args(arguments)
+    if wrong := [r for r in rest if "=" not in r or r.startswith("-") or not hasattr(args, "overrides")]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
+    return args
 
 
 def _overview() -> str:

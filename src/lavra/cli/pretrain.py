@@ -6,6 +6,7 @@ Earlier stages run first when they are missing or out of date.
 from __future__ import annotations
 
 import argparse
+import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from lavra.cli.shared import print_json, run_until
 
     if args.init_from:
-        args.overrides.append(f"train.init_from={args.init_from}")
+        args.overrides.append(f"train.init_from={json.dumps(args.init_from)}")
     result = run_until(args, "pretrain").artifacts["pretrain"]
     if args.json:
         print_json(dict(result.summary))

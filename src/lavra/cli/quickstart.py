@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.budget:
         overrides.append(f"budget.time={args.budget}")
     if args.run_dir:
-        overrides.append(f"run_dir={args.run_dir}")
+        overrides.append(f"run_dir={json.dumps(args.run_dir)}")
     args.recipe, args.overrides = "quickstart", overrides
     return finish(run_until(args, "report"))
 

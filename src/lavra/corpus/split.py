@@ -74,7 +74,7 @@ def plan_split(chunks: Chunks, fraction: float, max_bytes: int, scratch: Path) -
     if total < 2:
         raise PreflightError(_TOO_LITTLE, hint=_ADD_TEXT)
     target = max(1, min(int(total * fraction), max_bytes))
-    targets = kept * target // total
+    targets = np.array([int(kept_k) * target // total for kept_k in kept])  # int64 would overflow at GBs
     buckets = bucket_count(count)
     notes: list[str] = []
 

@@ -10,6 +10,8 @@ from lavra.schema import AutoCount, AutoFloat, Config, Count, Seconds
 
 SUCCESS_METRICS = ("train_loss", "val_loss", "val_bpb", "steps", "tokens")
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class TrainConfig(Config):
     """Optimization, precision, checkpoints, and what is shown during training."""
@@ -35,7 +37,7 @@ class TrainConfig(Config):
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1, description="Decoupled; never on norms, biases, embeddings"
     )
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW moment decays")
+    betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.95), description="AdamW moment decays")
     grad_clip: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Largest global gradient norm")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",
