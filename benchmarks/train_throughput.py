@@ -30,7 +30,9 @@ SEQUENCES = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=parse_count, default=3_400_000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps a round")
@@ -39,14 +41,20 @@ def main() -> None:
     batch = random_batch(shape)
     gemm = measure_gemm(torch.device("cpu"))
     precision = "bf16" if gemm["bf16"] > 1.2 * gemm["fp32"] else "fp32"
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, GEMM GFLOP/s {gemm}, lavra in {precision}")
-    print(f"{shape.parameter_count():,} parameters, width {shape.d_model}, {shape.n_layers} layers, context 512")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, GEMM GFLOP/s {gemm}, lavra in {precision}"
+    )
+    print(
+        f"{shape.parameter_count():,} parameters, width {shape.d_model}, {shape.n_layers} layers, context 512"
+    )
     runners = {
         "plain": plain_runner(shape, batch),
         "lavra eager": lavra_runner(shape, batch, precision, compile_model=False),
     }
     if find_compiler():
-        runners["lavra compiled (default of long runs)"] = lavra_runner(shape, batch, precision, compile_model=True)
+        runners["lavra compiled (default of long runs)"] = lavra_runner(
+            shape, batch, precision, compile_model=True
+        )
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for name, run in runners.items():
         start = time.perf_counter()
@@ -70,7 +78,9 @@ def random_batch(shape: ModelShape) -> Batch:
     stream = torch.randint(shape.vocab_size, (SEQUENCES, shape.seq_len + 1), generator=generator)
     positions = torch.arange(shape.seq_len).expand(SEQUENCES, -1)
     mask = torch.ones(SEQUENCES, shape.seq_len, dtype=torch.bool)
-    return Batch(stream[:, :-1].contiguous(), stream[:, 1:].contiguous(), positions, mask, torch.arange(SEQUENCES))
+    return Batch(
+        stream[:, :-1].contiguous(), stream[:, 1:].contiguous(), positions, mask, torch.arange(SEQUENCES)
+    )
 
 
 def plain_runner(shape: ModelShape, batch: Batch) -> Callable[[], float]:
@@ -80,13 +90,17 @@ def plain_runner(shape: ModelShape, batch: Batch) -> Callable[[], float]:
     return lambda: plain_step(model, optimizer, batch.tokens, batch.targets)
 
 
-def lavra_runner(shape: ModelShape, batch: Batch, precision: str, *, compile_model: bool) -> Callable[[], float]:
+def lavra_runner(
+    shape: ModelShape, batch: Batch, precision: str, *, compile_model: bool
+) -> Callable[[], float]:
     model = build_decoder(shape, seed=0)
     optimizer = build_adamw(parameter_groups(model, 0.1), learning_rate=1e-3, betas=(0.9, 0.999))
     numerator = torch.compile(causal_numerator) if compile_model else causal_numerator
 
     def run() -> float:
-        result = accumulate(model, batch, micro_batch_size=SEQUENCES, precision=precision, numerator=numerator)
+        result = accumulate(
+            model, batch, micro_batch_size=SEQUENCES, precision=precision, numerator=numerator
+        )
         clip_grad_norm(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,9 @@
-"""Tiny models and token stores that many rooms' tests share."""
+"""Tiny models, token stores and runs that many rooms' tests share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,6 +11,10 @@ from unittest import mock
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they give
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("lavra", deadline=None)  # a busy machine is no failure
+settings.load_profile("lavra")
 
 END = 0  # end token of the synthetic stores
 
@@ -97,3 +101,58 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     if report.skipped and os.environ.get("LAVRA_REALDATA"):
         report.outcome = "failed"
         report.longrepr = f"skipped although LAVRA_REALDATA is set: {report.longrepr}"
+
+
+# --- a tiny run, from raw text to report ---
+
+TINY = """\
+name: tiny
+budget: {tokens: 3000}
+corpus: {sources: [{path: text}], workers: 1}
+model: {d_model: 32, n_layers: 1, n_heads: 1}
+tokenizer: {vocab_size: 300}
+tokens: {seq_len: 32}
+train:
+  {batch_tokens: 128, micro_batch_size: 2, compile: off, precision: fp32,
+   validations: 2, validation_tokens: 64, sample_tokens: 4}
+"""
+
+
+@pytest.fixture(scope="session")
+def write_project() -> Callable[..., Path]:
+    """`write_project(folder, documents=30, seed=0)` -> recipe of a tiny run beside its text."""
+    import random
+
+    def write(folder: Path, documents: int = 30, seed: int = 0) -> Path:
+        chosen = random.Random(seed)
+        words = ["".join(chosen.choices("abcdefghijklmnop", k=chosen.randint(2, 8))) for _ in range(300)]
+        (folder / "text").mkdir(parents=True)
+        for number in range(documents):
+            lines = [" ".join(chosen.choices(words, k=12)).capitalize() + "." for _ in range(25)]
+            (folder / f"text/{number:05d}.txt").write_text("\n".join(lines))
+        (folder / "tiny.yaml").write_text(TINY)
+        return folder / "tiny.yaml"
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def no_measuring() -> Iterator[None]:
+    """Plans are made with invented throughput: nothing here asks how fast this machine is."""
+    from lavra.plan.estimates import Calibration, Probe
+
+    speeds = {"fp32": 50.0, "bf16": 50.0}
+    probes = (Probe(128, 1e7, 5000.0), Probe(320, 4e7, 2000.0))
+    made_up = Calibration("cpu", speeds, "fp32", probes, 1.2, 45.0, 300 << 20)
+    with mock.patch("lavra.experiment.calibrate.calibrate", lambda machine, precision: made_up):
+        yield
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, write_project, no_measuring) -> Any:
+    """A finished tiny run (`Run`); tests must not change its directory."""
+    from lavra.recipe import load_recipe
+    from lavra.stages import run_recipe
+
+    recipe = write_project(tmp_path_factory.mktemp("trained"))
+    return run_recipe(load_recipe(str(recipe), environment={}))

@@ -146,6 +146,11 @@ def test_a_missing_recipe_is_named_by_its_absolute_path(tmp_path: Path, monkeypa
     assert str(tmp_path / "sub/none.yaml") in message and "lavra init" in message
 
 
+def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    assert "not UTF-8" in refusal(tmp_path / "latin.yaml")
+
+
 # --- success criteria ---------------------------------------------------------------------------
 
 NUMBERS = st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6)

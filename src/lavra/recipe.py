@@ -178,9 +178,9 @@ def load_recipe(
     base = here
     if name_or_path:
         file = _find(name_or_path)
-        text = file.read_text(encoding="utf-8-sig")
         is_preset = file.parent == PRESETS
         layer = read_yaml(file, origin="preset" if is_preset else "file")
+        text = file.read_text(encoding="utf-8-sig")
         base = here if is_preset else file.resolve().parent
         layers = [_absolute_paths(layer, base)]
     layers += [

@@ -600,6 +600,8 @@ STAGE_FUNCTIONS: dict[str, Callable[[Run], Artifact | None]] = {
 }
 
 
-def run_recipe(loaded: LoadedRecipe, *, from_stage: str = "", until: str = "report", fresh: bool = False) -> Run:
+def run_recipe(
+    loaded: LoadedRecipe, *, from_stage: str = "", until: str = "report", fresh: bool = False
+) -> Run:
     """Bring a run up to `until`; see `pipeline.run_pipeline`."""
     return run_pipeline(loaded, STAGE_FUNCTIONS, from_stage=from_stage, until=until, fresh=fresh)

@@ -243,10 +243,10 @@ def fail_at(monkeypatch, call, name, error):
     return seen
 
 
-@pytest.mark.parametrize("name", ["replace", "fsync"])
 def test_killed_at_any_write_the_next_run_gives_the_same_bytes(
-    tmp_path, mixed, build, snapshot, small_units, monkeypatch, name
+    tmp_path, mixed, build, snapshot, small_units, monkeypatch
 ):
+    # Each file is fsynced before it is renamed, its folder after: these calls are all states between writes.
     monkeypatch.setattr(units_module, "_MIN_UNIT_BYTES", 1 << 15)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # a killed process loses nothing that it wrote
     build(tmp_path / "whole", mixed)
@@ -256,13 +256,13 @@ def test_killed_at_any_write_the_next_run_gives_the_same_bytes(
         call += 1
         out = tmp_path / f"out{call}"
         with monkeypatch.context() as patch:
-            seen = fail_at(patch, call, name, Killed())
+            seen = fail_at(patch, call, "fsync", Killed())
             with contextlib.suppress(Killed):
                 build(out, mixed)
         if seen[0] < call:
             break
         build(out, mixed)
-        assert snapshot(out) == expected, f"{name} call {call}"
+        assert snapshot(out) == expected, f"call {call}"
     assert call > 10
 
 
@@ -359,7 +359,7 @@ BUILD = """
 def test_workers_end_with_a_killed_parent_and_the_next_run_gives_the_same_bytes(
     tmp_path, write_jsonl, prose_text, snapshot
 ):
-    records = [{"id": f"{i % 50}/{i}", "text": prose_text(i, 40)} for i in range(1500)]
+    records = [{"id": f"{i % 50}/{i}", "text": prose_text(i, 40)} for i in range(1200)]
     source = write_jsonl(tmp_path / "a.jsonl", records)
     script = tmp_path / "script.py"
     script.write_text(

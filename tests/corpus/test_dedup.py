@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavra.corpus import records as records_module
-from lavra.corpus.dedup import copies_of_unit, deduplicate, iter_kept
+from lavra.corpus.dedup import copies_of_unit, deduplicate, iter_kept, open_copies
 from lavra.corpus.documents import Document
 from lavra.corpus.records import RECORD, bucket_count, contains, group_hash, pack, partition, read_records
 
@@ -55,7 +55,7 @@ def test_the_first_of_equal_documents_survives(tmp_path_factory, units, many):
     found = [
         tuple(map(int, copy))
         for unit in range(len(units))
-        for copy in copies_of_unit(folder / "copies", unit)
+        for copy in copies_of_unit(open_copies(folder / "copies"), unit)
     ]
     assert found == brute_force(units)
     kept = [
@@ -73,7 +73,11 @@ def test_chunk_size_does_not_matter(tmp_path, monkeypatch):
     paths = write_units(tmp_path, units)
     monkeypatch.setattr(records_module, "_CHUNK_ROWS", 3)
     deduplicate(paths, 100, tmp_path / "copies")
-    found = [tuple(map(int, copy)) for unit in range(2) for copy in copies_of_unit(tmp_path / "copies", unit)]
+    found = [
+        tuple(map(int, copy))
+        for unit in range(2)
+        for copy in copies_of_unit(open_copies(tmp_path / "copies"), unit)
+    ]
     assert found == brute_force(units)
 
 

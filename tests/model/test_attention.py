@@ -138,7 +138,9 @@ def test_a_document_never_sees_another(length: int, cut: float, seed: int, train
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_runs_are_bitwise_equal(dtype: torch.dtype) -> None:
     starts = document_starts_from_positions(random_positions(3, 300, 7))
-    runs = [value_and_gradients(attention, *random_qkv(3, 4, 2, 300, 32, dtype=dtype), starts) for _ in range(2)]
+    runs = [
+        value_and_gradients(attention, *random_qkv(3, 4, 2, 300, 32, dtype=dtype), starts) for _ in range(2)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
@@ -154,7 +156,9 @@ def test_autocast_decides_the_dtype_and_gradients_return_in_the_inputs_dtype() -
 def test_compiled_gradients_are_exact_and_new_documents_do_not_recompile() -> None:
     torch.compiler.reset()
     batches = [document_starts_from_positions(random_positions(2, 200, seed)) for seed in range(4)]
-    compiled = torch.compile(lambda q, k, v, s: attention(2 * q, k, v, s), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda q, k, v, s: attention(2 * q, k, v, s), backend="aot_eager", fullgraph=True
+    )
     qkv = random_qkv(2, 4, 2, 200, 16)
     value_and_gradients(compiled, *qkv, batches[0])
     torch.compiler.set_stance("fail_on_recompile")
@@ -176,7 +180,9 @@ def test_the_ops_shapes_strides_and_autograd_are_what_the_compiler_is_told() -> 
 def test_an_accelerator_takes_the_library_kernel() -> None:
     qkv = [x.detach().to("meta").requires_grad_() for x in random_qkv(2, 4, 2, 20, 8)]
     starts = torch.zeros(2, 20, dtype=torch.int64, device="meta")
-    with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as library:
+    with mock.patch.object(
+        F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+    ) as library:
         assert attention(*qkv).shape == attention(*qkv, starts).shape == (2, 4, 20, 8)
     assert library.call_count == 2
 
@@ -187,7 +193,9 @@ def test_only_trained_inputs_get_gradients() -> None:
     attention(q, k, v).sum().backward()
     expected = torch.autograd.grad(definition(q, k, v, None).sum(), q)[0]
     assert k.grad is None and v.grad is None
-    torch.testing.assert_close(torch.autograd.grad(attention(q, k, v).sum(), q)[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(attention(q, k, v).sum(), q)[0], expected, atol=1e-5, rtol=0
+    )
 
 
 def test_starts_from_positions_point_at_each_documents_first_token() -> None:

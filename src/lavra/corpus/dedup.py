@@ -49,11 +49,15 @@ def find_copies(records: Records) -> Records:
     return np.sort(copies, order=("unit", "row"))
 
 
-def copies_of_unit(folder: Path, unit: int) -> Records:
+def open_copies(folder: Path) -> list[Records]:
+    """The result of `deduplicate`, mapped from disk, not loaded."""
+    return [np.asarray(np.load(path, mmap_mode="r")) for path in sorted(folder.glob("*.npy"))]
+
+
+def copies_of_unit(buckets: Sequence[Records], unit: int) -> Records:
     """`COPY` rows of one unit, sorted by row."""
     found = [np.empty(0, COPY)]
-    for path in sorted(folder.glob("*.npy")):
-        copies = np.load(path, mmap_mode="r")
+    for copies in buckets:
         # bisect, because numpy would copy the whole column out of the mapped file.
         start, stop = (bisect_left(copies["unit"], value) for value in (unit, unit + 1))
         found.append(np.array(copies[start:stop]))
@@ -62,7 +66,8 @@ def copies_of_unit(folder: Path, unit: int) -> Records:
 
 def iter_kept(record_files: Sequence[Path], copies_folder: Path) -> Iterator[Records]:
     """Chunks of all records (`LOCATED`, unit order) that are no copy of an earlier document."""
+    buckets = open_copies(copies_folder)
     for unit, path in enumerate(record_files):
-        copies = copies_of_unit(copies_folder, unit)
+        copies = copies_of_unit(buckets, unit)
         for chunk in iter_located(unit, path):
             yield chunk[~np.isin(chunk["row"], copies["row"])]

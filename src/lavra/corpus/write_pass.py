@@ -14,7 +14,7 @@ import pyarrow as pa
 from lavra.artifact import read_json
 from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally
-from lavra.corpus.dedup import copies_of_unit
+from lavra.corpus.dedup import copies_of_unit, open_copies
 from lavra.corpus.documents import content_id
 from lavra.corpus.readers import place
 from lavra.corpus.records import Records, read_records
@@ -65,7 +65,7 @@ def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch
     """Every document of a unit once, in batches with the side that it goes to."""
     work = task.paths.out / WORK
     groups, documents = np.load(work / GROUPS), np.load(work / DOCUMENTS)
-    copies = copies_of_unit(work / COPIES, task.paths.unit)
+    copies = copies_of_unit(open_copies(work / COPIES), task.paths.unit)
     start = 0
     for batch in iter_part(task.paths.documents):
         records = read_records(task.paths.records, start, batch.num_rows)

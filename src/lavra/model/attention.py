@@ -26,7 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128  # queries in a block: 64 multiplies less in vain, 256 calls less often; 128 measured fastest on AVX512
-LONGEST_KEPT = 1024  # up to this T the probabilities are kept for the backward pass; above, they are computed again
+LONGEST_KEPT = (
+    1024  # up to this T the probabilities are kept for the backward pass; above, they are computed again
+)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None) -> Tensor:
@@ -88,7 +90,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None) -> N
         )
     batch, heads, length, head_dim = q.shape
     if (batch, length, head_dim) != (k.shape[0], k.shape[2], k.shape[3]) or heads % k.shape[1]:
-        raise ValueError(f"k and v {list(k.shape)} do not fit q {list(q.shape)}: B, T, D must be equal and K divide H")
+        raise ValueError(
+            f"k and v {list(k.shape)} do not fit q {list(q.shape)}: B, T, D must be equal and K divide H"
+        )
     if document_starts is not None and (
         document_starts.shape != (batch, length)
         or document_starts.dtype != torch.int64
@@ -125,7 +129,9 @@ class _Block:
 
 def _blocks(q: Tensor, document_starts: Tensor | None) -> list[_Block]:
     length = q.shape[2]
-    if document_starts is not None and bool(((document_starts < 0) | (document_starts > torch.arange(length))).any()):
+    if document_starts is not None and bool(
+        ((document_starts < 0) | (document_starts > torch.arange(length))).any()
+    ):
         raise ValueError("document_starts must lie between 0 and the query's own index")
     above_diagonal = torch.full((BLOCK, BLOCK), -torch.inf, dtype=q.dtype).triu_(1)[None, None, None]
     blocks = []
@@ -138,7 +144,9 @@ def _blocks(q: Tensor, document_starts: Tensor | None) -> list[_Block]:
             if int(starts.max()) > lo:  # some query sees less than its block does
                 keys, queries = torch.arange(lo, end), torch.arange(first, end)
                 hidden = (keys > queries[:, None]) | (keys < starts[..., None])
-                bias = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
+                bias = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)[
+                    :, None, None
+                ]
         blocks.append(_Block(first, end, lo, bias))
     return blocks
 
@@ -205,7 +213,9 @@ def _slots(heads: _Heads, kept: Tensor, blocks: list[_Block]) -> list[Tensor | N
 
 
 @torch.library.custom_op("lavra::block_attention", mutates_args=())
-def _block_attention(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _block_attention(
+    q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Output and, one after the other in a flat buffer, the probabilities of each block."""
     heads, out, kept = _Heads(q, k), _like_tokens(q), q.new_empty(_kept_numel(q))
     kt, values = heads.keys_transposed(k), heads.keys(v)
@@ -224,7 +234,9 @@ def _block_attention_backward(
     """Gradients of q, k, v; with P = softmax(S): dV = P'g, dS = P * (gV' - rowsum(P * gV')), dQ = dS K, dK = dS'Q."""
     heads, dq = _Heads(q, k), _like_tokens(q)
     kt, keys, vt = heads.keys_transposed(k), heads.keys(k), heads.keys_transposed(v)
-    sum_dtype = torch.promote_types(q.dtype, torch.float32)  # many blocks add to one key: low precision would drift
+    sum_dtype = torch.promote_types(
+        q.dtype, torch.float32
+    )  # many blocks add to one key: low precision would drift
     dk, dv = torch.zeros_like(keys, dtype=sum_dtype), torch.zeros_like(keys, dtype=sum_dtype)
     blocks = _blocks(q, document_starts)
     with torch.autocast("cpu", enabled=False):

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from lavra.errors import UsageError
 from lavra.schema import AutoCount, Config, Count
 
-
 # Beyond 1024 in steps of 256, so that four query heads share each key/value head all along the ladder.
 WIDTHS = [*range(64, 1024, 64), *range(1024, 16385, 256)]
 
