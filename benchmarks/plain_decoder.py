@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavra.model.config import ModelShape
+from lavra.model.decoder import Decoder
 
 
 class PlainBlock(nn.Module):
@@ -42,7 +43,6 @@ class PlainDecoder(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model)
-        nn.init.normal_(self.embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(PlainBlock(shape) for _ in range(shape.n_layers))
         self.norm = nn.RMSNorm(shape.d_model, eps=1e-5)
         frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
@@ -61,6 +61,25 @@ class PlainDecoder(nn.Module):
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@torch.no_grad()
+def load_weights(model: PlainDecoder, decoder: Decoder) -> None:
+    """The weights of lavra's decoder, its fused projections taken apart."""
+    model.embedding.weight.copy_(decoder.embedding.weight)
+    model.norm.weight.copy_(decoder.norm.weight)
+    for mine, theirs in zip(model.blocks, decoder.blocks, strict=True):
+        heads = theirs.attention.qkv.weight.split([x.weight.shape[0] for x in (mine.q, mine.k, mine.v)])
+        for linear, part in zip((mine.q, mine.k, mine.v), heads, strict=True):
+            linear.weight.copy_(part)
+        for linear, part in zip(
+            (mine.gate, mine.up), theirs.feed_forward.gate_up.weight.chunk(2), strict=True
+        ):
+            linear.weight.copy_(part)
+        mine.o.weight.copy_(theirs.attention.out.weight)
+        mine.down.weight.copy_(theirs.feed_forward.out.weight)
+        mine.norm1.weight.copy_(theirs.attention_norm.weight)
+        mine.norm2.weight.copy_(theirs.feed_forward_norm.weight)
 
 
 def plain_step(

@@ -14,7 +14,7 @@ from lavra.artifact import Artifact
 from lavra.corpus.config import CorpusConfig
 from lavra.corpus.sources import SourceScan, scan_sources
 from lavra.errors import PreflightError
-from lavra.hardware.probe import probe_machine, release_memory, usable_cores
+from lavra.hardware.probe import keep_freed_memory, probe_machine, release_memory, usable_cores
 from lavra.model.config import ModelShape
 from lavra.pipeline import Run, build_or_reuse, process_seconds, run_pipeline, success_results
 from lavra.recipe import LoadedRecipe, Recipe
@@ -274,6 +274,7 @@ def pretrain_stage(run: Run) -> Artifact:
         _keep_previous_checkpoints(folder, inputs)
         artifact.begin(folder, "pretrain", inputs)
         release_memory()
+        keep_freed_memory()
         state = _train(run)
         return artifact.finish(folder, "pretrain", inputs, _pretrain_summary(run, state))
 

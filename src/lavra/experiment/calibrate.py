@@ -9,7 +9,7 @@ import torch
 
 from lavra.batch import Batch
 from lavra.hardware.measure import measure_gemm
-from lavra.hardware.probe import Machine
+from lavra.hardware.probe import Machine, keep_freed_memory
 from lavra.model.config import ModelConfig, ModelShape, shape_for
 from lavra.model.decoder import build_decoder
 from lavra.objective.causal import causal_numerator
@@ -20,8 +20,8 @@ from lavra.train.step import accumulate
 PROBE_WIDTHS = {"cpu": (128, 320), "cuda": (256, 1024)}
 BF16_GAIN_NEEDED = 1.2  # bf16 GEMM / fp32 GEMM above which autocast pays for its casts
 # Whole-model compilation by TorchInductor, measured (docs/lab-log.md).
-COMPILE_GAIN = {"fp32": 1.2, "bf16": 1.3}
-COMPILE_SECONDS = 45.0
+COMPILE_GAIN = {"fp32": 1.12, "bf16": 1.3}
+COMPILE_SECONDS = 30.0
 
 
 def calibrate(machine: Machine, precision: str) -> Calibration:
@@ -31,6 +31,7 @@ def calibrate(machine: Machine, precision: str) -> Calibration:
         precision: `fp32`, `bf16`, or `auto` for the faster one here.
     """
     device = training_device()
+    keep_freed_memory()
     gemm = measure_gemm(device)
     if precision == "auto":
         precision = "bf16" if gemm["bf16"] > BF16_GAIN_NEEDED * gemm["fp32"] else "fp32"

@@ -44,7 +44,7 @@ def extend(model: Decoder, cache: Cache, ids: list[int]) -> Tensor:
         hidden = hidden + block.attention.merge(mixed)
         hidden = hidden + block.feed_forward(block.feed_forward_norm(hidden))
     cache.length = stop
-    return model.logits(hidden[0, -1])
+    return F.linear(model.norm(hidden[0, -1]), model.output_weight)
 
 
 def generate_ids(

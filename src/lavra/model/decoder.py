@@ -109,18 +109,22 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(shape.d_model, eps=1e-5)
         self.head = None if shape.tie_embeddings else nn.Linear(shape.d_model, shape.vocab_size, bias=False)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm and output head: `[..., D]` -> `[..., V]`; tied by construction (law 8)."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(self.norm(hidden), weight)
+    @property
+    def output_weight(self) -> Tensor:
+        """`[V, D]`; tied by construction (law 8)."""
+        return self.embedding.weight if self.head is None else self.head.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """`[B, T]` -> normalised output of the last block `[B, T, D]`; times `output_weight` it is the logits."""
         rope = self.rotary(positions)
         starts = document_starts_from_positions(positions)
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden, rope, starts)
-        return self.logits(hidden)
+        return self.norm(hidden)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return F.linear(self.hidden(tokens, positions), self.output_weight)
 
 
 @torch.no_grad()

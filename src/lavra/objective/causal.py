@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lavra.batch import Batch
+from lavra.model.decoder import Decoder
+from lavra.objective.cross_entropy import IGNORED, linear_cross_entropy
 
 
-def causal_numerator(model: nn.Module, batch: Batch) -> Tensor:
+def causal_numerator(model: Decoder, batch: Batch) -> Tensor:
     """Sum over unmasked targets of -ln p(target | earlier tokens of its document), in nats (fp32 scalar)."""
-    logits = model(batch.tokens, batch.positions)  # [B, T, V]
-    targets = batch.targets.masked_fill(~batch.loss_mask, -100)
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
-    )
+    hidden = model.hidden(batch.tokens, batch.positions)  # [B, T, D]
+    targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
+    return linear_cross_entropy(hidden.flatten(0, 1), model.output_weight, targets.flatten())
 
 
 def causal_normalizer(batch: Batch) -> int:

@@ -19,6 +19,8 @@ ENCODE_BYTES_PER_SECOND_CORE = 2e6
 COMPRESS_BYTES_PER_SECOND = 0.5e6  # xz -9e and zstd -19 of the evaluated files
 STAGE_OVERHEAD_SECONDS = 1.0
 REPORT_SECONDS = 2.0
+WORKSPACE_BYTES = 112 << 20  # libraries' buffers, a chunk of logits, the heap's slack
+WORKSPACE_BYTES_PER_PARAMETER = 9
 
 
 @dataclass(frozen=True)
@@ -81,29 +83,30 @@ def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, c
 def peak_memory_bytes(
     shape: ModelShape, micro_batch_size: int, *, compiled: bool, calibration: Calibration
 ) -> int:
-    """Steady-state memory of the training process: base + 16 bytes a parameter + activations."""
+    """Steady-state memory of the training process: base, work space, states of the weights, activations.
+
+    16 bytes a parameter hold weight, gradient and AdamW's moments; the work space was measured (docs/lab-log.md).
+    """
     element = 4 if calibration.precision == "fp32" else 2
-    states = 16 * shape.parameter_count()
-    return int(
-        calibration.base_bytes
-        + states
-        + activation_bytes(shape, micro_batch_size, element, compiled=compiled)
-    )
+    states = (16 + WORKSPACE_BYTES_PER_PARAMETER) * shape.parameter_count()
+    activations = activation_bytes(shape, micro_batch_size, element, compiled=compiled)
+    return int(calibration.base_bytes + WORKSPACE_BYTES + states + activations)
 
 
 def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, compiled: bool) -> float:
-    """Tensors kept for the backward pass of one micro-batch, plus the logits at their peak.
+    """Tensors kept for the backward pass of one micro-batch, and the temporaries of a block on its way back.
 
     A token of a block keeps: both norm inputs and outputs, q, k, v before and after rotation, the attention
-    output, gate, up, silu and their product; attention keeps half of its T x T probabilities. The output
-    keeps logits, their log-softmax and their gradient in fp32. Compiled blocks keep about three quarters.
+    output, gate, up, silu and their product; up to a context of 1024 attention keeps five eighths of its T x T
+    probabilities. Temporaries take about 12 d_ff a token, once. The output keeps no logits. Compiled graphs
+    need four fifths of it all.
     """
     tokens = micro_batch_size * shape.seq_len
     kv = shape.n_kv_heads * shape.head_dim
     block = 6 * shape.d_model + 2 * (shape.d_model + 2 * kv) + 4 * shape.d_ff
-    probabilities = shape.n_heads * shape.seq_len / 2 if shape.seq_len <= 1024 else 0
-    kept = shape.n_layers * (block * (0.75 if compiled else 1.0) + probabilities)
-    return tokens * (kept * element + 3 * 4 * shape.vocab_size)
+    probabilities = shape.n_heads * shape.seq_len * 0.625 if shape.seq_len <= 1024 else 0
+    kept = shape.n_layers * (block + probabilities) + 12 * shape.d_ff
+    return tokens * kept * element * (0.8 if compiled else 1.0)
 
 
 def disk_bytes(shape: ModelShape, corpus_bytes: int, *, keep: int) -> int:
