@@ -105,7 +105,8 @@ def keep_freed_memory() -> None:
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 1 << 30) or libc.mallopt(mmap_threshold, 32 << 20)  # the most of old glibc
+        if not libc.mallopt(mmap_threshold, 1 << 30):
+            libc.mallopt(mmap_threshold, 32 << 20)  # the most that old glibc takes
         libc.mallopt(trim_threshold, (1 << 31) - 1)
         libc.mallopt(top_pad, 64 << 20)
 

@@ -19,7 +19,7 @@ ENCODE_BYTES_PER_SECOND_CORE = 2e6
 COMPRESS_BYTES_PER_SECOND = 0.5e6  # xz -9e and zstd -19 of the evaluated files
 STAGE_OVERHEAD_SECONDS = 1.0
 REPORT_SECONDS = 2.0
-WORKSPACE_BYTES = 112 << 20  # libraries' buffers, a chunk of logits, the heap's slack
+WORKSPACE_BYTES = 208 << 20  # libraries' buffers, chunks of logits, what the text stages leave in the heap
 WORKSPACE_BYTES_PER_PARAMETER = 9
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lavra.batch import Batch
+from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_normalizer, causal_numerator
 
-Numerator = Callable[[nn.Module, Batch], Tensor]
+Numerator = Callable[[Decoder, Batch], Tensor]
 
 
 @dataclass
@@ -36,7 +37,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 
 def accumulate(
-    model: nn.Module, batch: Batch, *, micro_batch_size: int, precision: str, numerator: Numerator
+    model: Decoder, batch: Batch, *, micro_batch_size: int, precision: str, numerator: Numerator
 ) -> StepResult:
     """Gradients of the mean loss of the whole global step, summed over its micro-batches.
 
@@ -56,7 +57,7 @@ def accumulate(
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, batches: list[Batch], *, precision: str) -> float:
+def validation_loss(model: Decoder, batches: list[Batch], *, precision: str) -> float:
     """Mean nats per target over `batches`: the same numerator and normaliser as training."""
     device = next(model.parameters()).device
     total, targets = 0.0, 0
