@@ -167,6 +167,22 @@ def test_records_in_equal_kept_dropped_errors_and_sampled_out(
     assert totals["train"]["bytes"] + totals["validation"]["bytes"] == totals["kept"]["bytes"]
 
 
+def test_one_large_text_file_is_a_whole_corpus(tmp_path, build, accounting, rows, snapshot, prose_text):
+    text = "\n\n".join(prose_text(i, 40) for i in range(1500))
+    (tmp_path / "input.txt").write_text(text)
+    assert len(text) > 2 << 20
+    for workers in (1, 2):
+        build(tmp_path / f"out{workers}", tmp_path / "input.txt", workers=workers, max_document_bytes=1 << 19)
+    totals = accounting(tmp_path / "out1")["totals"]
+    assert totals["errors"]["documents"] == 0 and totals["kept"] == totals["records_in"]
+    assert 0.01 < totals["validation"]["bytes"] / totals["kept"]["bytes"] < 0.5
+    found = "\n".join(
+        row["text"] for side in ("train", "validation") for row in rows(tmp_path / "out1", side)
+    )
+    assert Counter(found.split()) == Counter(text.split())
+    assert snapshot(tmp_path / "out1") == snapshot(tmp_path / "out2")
+
+
 def test_the_number_of_workers_does_not_change_a_byte(tmp_path, mixed, build, snapshot, small_units):
     one = build(tmp_path / "one", mixed, workers=1)
     two = build(tmp_path / "two", mixed, workers=2)

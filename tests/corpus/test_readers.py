@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import json
+import random
 import tracemalloc
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +13,8 @@ import pytest
 
 from lavra.corpus.config import Source
 from lavra.corpus.documents import Document, Failure
+from lavra.corpus.formats import Format
+from lavra.corpus.readers import Span, read_span
 
 RECORDS = [{"id": f"r{i}", "text": f"text number {i} of ten"} for i in range(10)]
 LINES = [json.dumps(record).encode() for record in RECORDS]
@@ -161,10 +165,68 @@ def test_a_text_file_with_an_invalid_byte_is_quarantined_alone(tmp_path, read_fi
     assert (good.text, good.file_type, good.kind) == ("# Title\n", ".md", "prose")
 
 
-def test_a_text_file_above_the_limit_is_not_loaded(tmp_path, read_file):
-    (tmp_path / "a.txt").write_text("x" * 5000)
-    assert [item.reason for item in read_file(tmp_path / "a.txt", max_bytes=4999)] == ["oversize"]
-    assert len(read_file(tmp_path / "a.txt", max_bytes=5000)[0].text) == 5000
+def test_a_code_file_above_the_limit_is_not_loaded(tmp_path, read_file):
+    (tmp_path / "a.py").write_text("x" * 5000)
+    assert [item.reason for item in read_file(tmp_path / "a.py", max_bytes=4999)] == ["oversize"]
+    assert len(read_file(tmp_path / "a.py", max_bytes=5000)[0].text) == 5000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_long_text_is_read_in_pieces_of_whole_paragraphs_and_nothing_is_lost(
+    tmp_path, long_text, monkeypatch, packed
+):
+    monkeypatch.setattr("lavra.corpus.readers.PIECE_BYTES", 200)
+    paragraphs = [f"Paragraph {i} of a book.\nIt has two lines." for i in range(100)]
+    items = long_text(tmp_path, "\n\n".join(paragraphs).encode(), packed=packed)
+    assert "\n\n".join(texts(items)) == "\n\n".join(paragraphs)
+    assert len(items) > 10 and all(item.text.startswith("Paragraph") for item in items)
+    assert max(item.bytes for item in items) < 2 * 200
+
+
+def test_every_line_of_a_long_text_is_in_exactly_one_span(tmp_path, long_text, monkeypatch):
+    monkeypatch.setattr("lavra.corpus.readers.PIECE_BYTES", 50)
+    lines = [f"line {i}" for i in range(200)]
+    data = "\n".join(lines).encode()
+    for cuts in ((0, 7, 8, len(data)), (0, 500, 501, 900, len(data)), (0, 1, len(data))):
+        pieces = [
+            item for span in pairwise(cuts) for item in long_text(tmp_path, data, start=span[0], stop=span[1])
+        ]
+        assert "\n".join(texts(pieces)).split("\n") == lines
+        assert [data[p.position :].startswith(p.text.encode()) for p in pieces] == [True] * len(pieces)
+
+
+def test_bad_lines_of_a_long_text_are_quarantined_alone(tmp_path, long_text):
+    data = b"good line\n" * 50 + b"caf\xe9\n" + b"y" * 5000 + b"\n" + b"last line\n" * 50
+    items = long_text(tmp_path, data, max_bytes=1000)
+    assert [(f.reason, f.position, f.bytes) for f in failures(items)] == [
+        ("invalid_utf8", 500, 5),
+        ("oversize", 505, 5001),
+    ]
+    assert "\n".join(texts(items)).split("\n") == ["good line"] * 50 + ["last line"] * 50
+
+
+def test_a_long_text_cut_by_compression_keeps_what_came_before(tmp_path, long_text):
+    draw = random.Random(0)
+    data = "".join(f"line {draw.random()}\n" for _ in range(20_000)).encode()
+    items = long_text(tmp_path, data, packed=True, cut=0.7)
+    assert [f.reason for f in failures(items)] == ["truncated_stream"]
+    kept = "\n".join(texts(items))
+    assert len(kept) > 0.4 * len(data) and data.decode().startswith(kept)
+
+
+@pytest.fixture
+def long_text():
+    """`long_text(folder, data, packed, cut)` -> items of data above the limit as a text file, gzipped or not."""
+
+    def read(folder, data, *, packed=False, cut=1.0, start=0, stop=None, max_bytes=400):
+        path = folder / ("long.txt.gz" if packed else "long.txt")
+        stored = gzip.compress(data) if packed else data
+        path.write_bytes(stored[: int(cut * len(stored))])
+        layout = Format("text" if packed else "long_text", "prose", ".txt", "gzip" if packed else "")
+        span = Span(str(path), path.name, layout, start, len(data) if stop is None else stop)
+        return list(read_span(span, Source(path=str(path)), max_bytes))
+
+    return read
 
 
 def test_a_missing_file_is_a_record_not_an_exception(tmp_path, read_file):

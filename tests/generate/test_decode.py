@@ -117,6 +117,10 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(logits, top_p, temperature)
     )
 
 
+def test_top_k_keeps_exactly_k_of_equal_logits() -> None:
+    assert len(kept([1.0] * 6, Sampling(temperature=1, top_k=2, top_p=1))) == 2
+
+
 @settings(max_examples=30, deadline=None)
 @given(logits=logit_lists, top_k=st.integers(1, 9))
 def test_top_k_keeps_the_k_most_likely(logits, top_k) -> None:

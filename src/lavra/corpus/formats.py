@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 Kind = Literal["prose", "code"]
-Reader = Literal["text", "html", "jsonl", "parquet", "module", "topics"]
+Reader = Literal["text", "long_text", "html", "jsonl", "parquet", "module", "topics"]
 
 PROSE: Kind = "prose"
 CODE: Kind = "code"

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 from lavra.corpus import standard_library
 from lavra.corpus.config import Source
 from lavra.corpus.documents import Document, Failure, make_document
-from lavra.corpus.formats import Format, kind_of_key
+from lavra.corpus.formats import PROSE, Format, kind_of_key
 from lavra.corpus.streams import DAMAGED_STREAM, Line, iter_lines, open_stream, seek_line
 
 EXCERPT_BYTES = 300
 PARQUET_ROWS = 256  # rows decoded at a time
+PIECE_BYTES = 1 << 20  # documents that a text above `max_bytes` is cut into: this, up to the next blank line
 BLANK_LINE = None  # an empty line of a JSONL file: counted, no record
 
 Item = Document | Failure | None
@@ -32,7 +33,7 @@ class Span(NamedTuple):
         path: where the file is.
         name: its path relative to the source, `/` between parts.
         format: reader, kind, file type, compression.
-        start: first byte (JSONL) or row group (Parquet).
+        start: first byte (JSONL, long text) or row group (Parquet).
         stop: end of the same; other formats are read whole.
     """
 
@@ -56,6 +57,8 @@ def read_span(span: Span, source: Source, max_bytes: int) -> Iterator[Item]:
             yield from _read_jsonl(span, source, max_bytes)
         elif span.format.reader == "parquet":
             yield from _read_parquet(span, source, max_bytes)
+        elif span.format.reader == "long_text":
+            yield from _read_long_text(span, max_bytes)
         else:
             yield from _read_whole(span, max_bytes)
     except OSError as error:
@@ -64,7 +67,7 @@ def read_span(span: Span, source: Source, max_bytes: int) -> Iterator[Item]:
 
 def place(span_name: str, reader: str, position: int) -> str:
     """Where a record is, in words: `books.jsonl:byte 1024`."""
-    unit = {"jsonl": "byte", "parquet": "row", "topics": "topic"}.get(reader)
+    unit = {"jsonl": "byte", "long_text": "byte", "parquet": "row", "topics": "topic"}.get(reader)
     return f"{span_name}:{unit} {position}" if unit else span_name
 
 
@@ -80,7 +83,9 @@ def _read_whole(span: Span, max_bytes: int) -> Iterator[Item]:
                 raise
             yield Failure("truncated_stream", 0, 0, str(error)[:EXCERPT_BYTES])
             return
-    if len(data) > max_bytes:
+    if len(data) > max_bytes and span.format.reader == "text" and span.format.kind == PROSE:
+        yield from _read_long_text(span, max_bytes)  # compressed: only now known to be long
+    elif len(data) > max_bytes:
         yield Failure("oversize", 0, span.stop, _excerpt(data))
     elif span.format.reader == "module":
         yield from standard_library.read_module(span.name, data)
@@ -98,6 +103,48 @@ def _one_document(span: Span, data: bytes) -> Item:
     _, kind, file_type, _ = span.format
     folder = span.name.rpartition("/")[0]
     return make_document(text, kind=kind, file_type=file_type, key="", group=folder or span.name)
+
+
+def _read_long_text(span: Span, max_bytes: int) -> Iterator[Item]:
+    """Prose above `max_bytes` in pieces of whole lines, cut at a blank line once `PIECE_BYTES` are full.
+
+    A line that is no UTF-8, or itself above `max_bytes`, is quarantined alone.
+    """
+    lines: list[str] = []
+    first = held = 0
+    with open_stream(span.path, span.format.compression) as stream:
+        start = position = seek_line(stream, span.start)
+        try:
+            for line in _lines(stream, start, span, max_bytes):
+                position = line.offset + line.size
+                try:
+                    text = "" if line.oversize else line.data.decode()
+                except UnicodeDecodeError:
+                    yield Failure("invalid_utf8", line.offset, line.size, _excerpt(line.data))
+                    continue
+                if line.oversize:
+                    yield Failure("oversize", line.offset, line.size, _excerpt(line.data))
+                    continue
+                if held >= 2 * PIECE_BYTES or (held >= PIECE_BYTES and not text.strip()):
+                    yield _piece(span, lines, first)
+                    lines, held = [], 0
+                if not lines:
+                    first = line.offset
+                lines.append(text)
+                held += line.size
+        except DAMAGED_STREAM as error:
+            if not span.format.compression:
+                raise
+            yield Failure("truncated_stream", position, 0, str(error)[:EXCERPT_BYTES])
+    if lines:
+        yield _piece(span, lines, first)
+
+
+def _piece(span: Span, lines: list[str], position: int) -> Item:
+    _, kind, file_type, _ = span.format
+    return make_document(
+        "\n".join(lines).strip("\n"), kind=kind, file_type=file_type, position=position, group=span.name
+    )
 
 
 def _html_text(data: bytes) -> str:

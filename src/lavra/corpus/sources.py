@@ -9,7 +9,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,9 @@ def scan_sources(config: CorpusConfig) -> SourceScan:
     files: list[ScanFile] = []
     ignored: Counter[str] = Counter()
     for index, source in enumerate(config.sources):
-        found = _scan_source(index, source, ignored)
+        found = [
+            _as_long_text(file, config.max_document_bytes) for file in _scan_source(index, source, ignored)
+        ]
         if not found:
             raise _empty_source(source, ignored)
         files.extend(found)
@@ -135,6 +137,14 @@ def _scan_source(index: int, source: Source, ignored: Counter[str]) -> list[Scan
         _scan_file(index, path, name, formats[name][1], source, ratios)
         for name, (path, _) in sorted(formats.items())
     ]
+
+
+def _as_long_text(file: ScanFile, max_document_bytes: int) -> ScanFile:
+    """One text file with everything in it is no single document: it is read in pieces."""
+    _, kind, _, compression = file.format
+    if file.format.reader != "text" or kind != PROSE or compression or file.size <= max_document_bytes:
+        return file
+    return replace(file, format=file.format._replace(reader="long_text"))
 
 
 def _scan_library(index: int) -> Iterator[ScanFile]:

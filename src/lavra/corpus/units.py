@@ -22,7 +22,7 @@ class UnitSpan(NamedTuple):
 
     Attributes:
         file: position in `SourceScan.files`.
-        start: first byte (JSONL) or row group (Parquet).
+        start: first byte (JSONL, long text) or row group (Parquet).
         stop: end of the same.
     """
 
@@ -78,7 +78,7 @@ def plan_units(scan: SourceScan, max_bytes: int | None) -> Manifest:
 
 def _spans(scan: SourceScan, unit_bytes: int) -> Iterator[tuple[UnitSpan, int]]:
     for index, file in enumerate(scan.files):
-        if file.format.reader == "jsonl" and not file.format.compression:
+        if file.format.reader in ("jsonl", "long_text") and not file.format.compression:
             pieces = max(1, -(-file.size // unit_bytes))
             bounds = [file.size * piece // pieces for piece in range(pieces + 1)]
             for start, stop in pairwise(bounds):

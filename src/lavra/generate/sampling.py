@@ -33,8 +33,8 @@ def next_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -
         return int(logits.argmax())
     logits = logits.float().cpu() / sampling.temperature
     if 0 < sampling.top_k < logits.numel():
-        smallest_kept = logits.topk(sampling.top_k).values[-1]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        kept = logits.topk(sampling.top_k)  # exactly k, also among equal logits
+        logits = torch.full_like(logits, -torch.inf).index_copy(0, kept.indices, kept.values)
     probabilities = logits.softmax(-1)
     if sampling.top_p < 1:
         ordered, order = probabilities.sort(descending=True, stable=True)

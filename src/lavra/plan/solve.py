@@ -112,7 +112,8 @@ def _sizes(s: Situation) -> list[int]:
         return [1_000_000]  # the overrides decide, whatever the dial says
     if s.budget_kind == "tokens":
         # Tokens alone do not bound the size; about 20 tokens a parameter is compute-optimal (Hoffmann et al. 2022).
-        return [max(SIZES[0], int(s.budget_value / TOKENS_PER_PARAMETER))]
+        optimal = max(SIZES[0], int(s.budget_value / TOKENS_PER_PARAMETER))
+        return [*(n for n in SIZES if n < optimal), optimal]
     return SIZES
 
 

@@ -47,6 +47,7 @@ def accumulate(
     """
     device = next(model.parameters()).device
     targets = causal_normalizer(batch)
+    assert targets, "a global step without targets"
     total = torch.zeros((), dtype=torch.float64)
     for micro in batch.split(micro_batch_size):
         with autocast(device, precision):
