@@ -20,6 +20,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Whether progress and notes are silenced."""
+    return _quiet
+
+
 def say(text: str = "") -> None:
     """One note on standard error (standard output is kept for results)."""
     if not _quiet:

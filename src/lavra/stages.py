@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lavra import __version__, artifact, console, metrics
 from lavra.artifact import Artifact
 from lavra.corpus.config import CorpusConfig
+from lavra.corpus.executor import run_apart
 from lavra.corpus.sources import SourceScan, scan_sources
 from lavra.errors import PreflightError
 from lavra.hardware.probe import keep_freed_memory, probe_machine, release_memory, usable_cores
@@ -221,8 +222,8 @@ def tokenizer_stage(run: Run) -> Artifact:
     }
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
-        result = build_tokenizer(
-            config, corpus, folder, vocab_size=vocab_size, inherited=inherited, inputs=inputs
+        result = run_apart(
+            build_tokenizer, config, corpus, folder, vocab_size=vocab_size, inherited=inherited, inputs=inputs
         )
         console.say(f"  {result.summary['bytes_per_token']:.2f} bytes a token on validation text")
         return result
@@ -238,7 +239,7 @@ def tokens_stage(run: Run) -> Artifact:
     inputs = {"format": FORMAT_VERSION, "corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
-        result = build_tokens(corpus, tokenizer, folder, inputs=inputs)
+        result = run_apart(build_tokens, corpus, tokenizer, folder, inputs=inputs)
         console.say(f"  {format_count(result.summary['train_tokens'])} training tokens")
         return result
 

@@ -3,14 +3,17 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import psutil
 import pytest
 
-from lavra.corpus.executor import map_units
-from lavra.errors import LavraError
+from lavra.corpus.executor import map_units, run_apart
+from lavra.errors import LavraError, PreflightError
+from lavra.tokenizer.bpe import load_tokenizer
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -45,6 +48,35 @@ def test_ctrl_c_ends_the_workers_within_their_task():
         if "spawn_main" in " ".join(child.cmdline())
     ]
     assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_a_call_apart_returns_its_result_or_its_exception_from_another_process(tmp_path):
+    assert run_apart(os.getpid) != os.getpid()
+    with pytest.raises(FileNotFoundError):
+        run_apart(os.rmdir, str(tmp_path / "gone"))
+    with pytest.raises(PreflightError) as error:
+        run_apart(load_tokenizer, tmp_path / "gone.json")
+    assert str(tmp_path / "gone.json") in error.value.what and error.value.hint
+    with pytest.raises(LavraError, match="a worker process died during `_exit`"):
+        run_apart(os._exit, 3)
+
+
+SCRIPT = """
+import os
+from lavra.corpus.executor import map_units, run_apart
+print("script runs")
+assert run_apart(os.getpid) != os.getpid()
+map_units(os.rmdir, ["a", "b"], [1, 1], workers=2, label="test")
+"""
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_by_the_workers(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "script runs\n"), done.stderr
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
 def test_heavy_tasks_start_first(tmp_path):

@@ -15,11 +15,12 @@ from lavra.model.config import ModelShape
 BYTES_PER_TOKEN = 3.4  # before the tokenizer exists: vocabulary 4096 on English and code
 CORPUS_BYTES_PER_SECOND_CORE = 6e6
 TOKENIZER_BYTES_PER_SECOND = 1.5e6
-ENCODE_BYTES_PER_SECOND_CORE = 2e6
+ENCODE_BYTES_PER_SECOND_CORE = 0.8e6
 COMPRESS_BYTES_PER_SECOND = 0.5e6  # xz -9e and zstd -19 of the evaluated files
-STAGE_OVERHEAD_SECONDS = 1.0
+STAGE_OVERHEAD_SECONDS = 2.0  # processes start, files open
 REPORT_SECONDS = 2.0
-WORKSPACE_BYTES = 208 << 20  # libraries' buffers, chunks of logits, what the text stages leave in the heap
+WORKSPACE_BYTES = 128 << 20  # libraries' buffers, chunks of logits, the heap's slack
+COMPILE_BYTES = 64 << 20  # what the compiler leaves behind
 WORKSPACE_BYTES_PER_PARAMETER = 9
 
 
@@ -90,7 +91,8 @@ def peak_memory_bytes(
     element = 4 if calibration.precision == "fp32" else 2
     states = (16 + WORKSPACE_BYTES_PER_PARAMETER) * shape.parameter_count()
     activations = activation_bytes(shape, micro_batch_size, element, compiled=compiled)
-    return int(calibration.base_bytes + WORKSPACE_BYTES + states + activations)
+    workspace = WORKSPACE_BYTES + (COMPILE_BYTES if compiled else 0)
+    return int(calibration.base_bytes + workspace + states + activations)
 
 
 def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, compiled: bool) -> float:

@@ -227,13 +227,13 @@ def _compile_and_rate(s: Situation, shape: ModelShape) -> tuple[bool, float]:
 
 
 def _corpus_bytes(s: Situation, rate: float) -> int:
-    """Text worth curating: four times what the budget can read once, at least 16 MB."""
+    """Text worth curating: half more than the budget can read once, at least 16 MB."""
     if s.wishes.corpus_max_bytes != "auto":
         return int(s.wishes.corpus_max_bytes)
     tokens = s.budget_value * (rate if s.budget_kind == "time" else 1.0)
     if s.budget_kind == "flops":
         return 1 << 62
-    return max(16_000_000, int(4 * tokens * BYTES_PER_TOKEN))
+    return max(16_000_000, int(1.5 * tokens * BYTES_PER_TOKEN))
 
 
 def _evaluate_bytes(s: Situation, rate: float) -> int:
@@ -246,10 +246,10 @@ def _evaluate_bytes(s: Situation, rate: float) -> int:
 
 
 def _batch_size(s: Situation, shape: ModelShape, tokens: float) -> int:
-    """Sequences an optimizer step; `auto` grows like the horizon to the 0.55 (4096 tokens at 1M)."""
+    """Sequences an optimizer step; `auto` grows like the horizon to the 0.55 (1500 tokens at 1M)."""
     if s.wishes.batch_tokens != "auto":
         return max(1, round(int(s.wishes.batch_tokens) / shape.seq_len))
-    wanted = 4096 * (max(tokens, 1e4) / 1e6) ** 0.55
+    wanted = 1500 * (max(tokens, 1e4) / 1e6) ** 0.55
     return max(1, 1 << round(math.log2(max(wanted / shape.seq_len, 1))))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from lavra import artifact, console
 from lavra.artifact import Artifact
@@ -14,6 +16,7 @@ from lavra.tokenizer.bpe import Tokenizer, load_tokenizer
 from lavra.tokens.store import TokenStore, shard_exists, token_dtype, write_shard
 
 FORMAT_VERSION = 1
+SLICE_BYTES = 2 << 20
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
@@ -50,11 +53,23 @@ def _encode_part(part: Path, out: Path, split: Split, number: int, encoder: Toke
     ids: list[str] = []
     sizes: list[int] = []
     for batch in iter_part(part, ["id", "text", "bytes"]):
-        encoded = encoder.encode_batch(batch["text"].to_pylist())
-        tokens += [np.array([*document, encoder.end_id], dtype) for document in encoded]
+        for rows in _slices(batch):
+            encoded = encoder.encode_batch(rows["text"].to_pylist())
+            tokens += [np.array([*document, encoder.end_id], dtype) for document in encoded]
         ids += batch["id"].to_pylist()
         sizes += batch["bytes"].to_pylist()
     write_shard(out, split, number, tokens, ids, sizes, dtype)
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows of about `SLICE_BYTES` of text: tokens being encoded take some 40 times their final memory."""
+    ends = np.cumsum(batch["bytes"].to_numpy())
+    start = 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + SLICE_BYTES, side="right")))
+        yield batch.slice(start, stop - start)
+        start = stop
 
 
 def _check_identity(stores: dict[Split, TokenStore], corpus: Artifact) -> None:
