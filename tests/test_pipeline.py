@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,15 @@ def test_a_damaged_artifact_is_rebuilt_to_the_same_bytes_and_what_follows_is_reu
     (copied / "tokens/train-00000.tokens").write_bytes(b"")
     assert bring_up(until="evaluate").built == ["tokens"]
     assert files(copied / "tokens") == before
+
+
+def test_the_wall_time_of_a_library_call_counts_from_the_call_not_from_the_session(
+    bring_up, monkeypatch
+) -> None:
+    monkeypatch.setattr("psutil.Process.create_time", lambda self: 0.0)
+    assert bring_up(until="plan").plan["predictions"]["stage_seconds"]["plan"] < 100
+    begun = bring_up("seed=1", until="plan", started=time.time() - 1000)
+    assert 1000 <= begun.plan["predictions"]["stage_seconds"]["plan"] < 1100
 
 
 # --- success criteria ---------------------------------------------------------------------------

@@ -8,13 +8,12 @@ fingerprint is reused; anything else is built, continuing what an interrupted at
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from lavra import artifact, console
 from lavra.artifact import Artifact
@@ -41,19 +40,23 @@ class Run:
         plan: content of plan.json once the plan stage is done.
         artifacts: complete artifacts by stage.
         built: stages that this process built (not reused).
+        started: when this attempt began, Unix time; the wall-time budget counts from here.
     """
 
     loaded: LoadedRecipe
     plan: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
 
     @property
     def recipe(self) -> Recipe:
+        """The settings."""
         return self.loaded.recipe
 
     @property
     def dir(self) -> Path:
+        """The run directory."""
         return self.loaded.run_dir
 
     def folder(self, stage: str) -> Path:
@@ -69,30 +72,29 @@ class Run:
         """Merge facts into measured.json."""
         artifact.write_json(self.dir / "measured.json", self.measured() | facts)
 
+    def seconds(self) -> float:
+        """Seconds since this attempt began."""
+        return time.time() - self.started
+
     def elapsed(self) -> float:
-        """Seconds of this run so far: this process, plus stages that earlier attempts finished."""
+        """Seconds of this run so far: this attempt, plus stages that earlier attempts finished."""
         earlier = self.measured()["stage_seconds"]
         done_before = sum(
             s for stage, s in earlier.items() if stage not in self.built and stage != "pretrain"
         )
-        return process_seconds() + done_before
+        return self.seconds() + done_before
 
     def status(self, state: str, **facts: Any) -> None:
         """Write STATUS: state, stage, process, time."""
         record = {
             "state": state,
-            "pid": psutil.Process().pid,
+            "pid": os.getpid(),
             "updated": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         artifact.write_json(self.dir / "STATUS", record | facts)
 
 
 StageFunction = Callable[[Run], Artifact | None]
-
-
-def process_seconds() -> float:
-    """Seconds since this process started (interpreter start-up included)."""
-    return time.time() - psutil.Process().create_time()
 
 
 def run_pipeline(
@@ -102,6 +104,7 @@ def run_pipeline(
     from_stage: str = "",
     until: str = "report",
     fresh: bool = False,
+    started: float | None = None,
 ) -> Run:
     """Bring a run up to `until`, under the run directory's lock.
 
@@ -109,6 +112,7 @@ def run_pipeline(
         functions: what each stage does.
         from_stage: rebuild this stage and everything after it.
         fresh: set the old run directory aside and start anew.
+        started: Unix time that the wall-time budget counts from; None: now.
 
     Raises:
         LavraError: what a stage reports; the run directory stays resumable.
@@ -116,7 +120,7 @@ def run_pipeline(
     for name in (from_stage, until):
         if name and name not in STAGES:
             raise UsageError(f"no stage `{name}`", hint=f"stages: {', '.join(STAGES)}")
-    run = Run(loaded)
+    run = Run(loaded, started=started or time.time())
     if fresh and run.dir.exists():
         with artifact.run_lock(run.dir):  # never set aside what another process is using
             pass
@@ -134,7 +138,7 @@ def run_pipeline(
 def _run_stage(run: Run, stage: str, function: StageFunction) -> None:
     run.status("running", stage=stage)
     _preflight_disk(run, stage)
-    before = process_seconds() if run.built or run.artifacts else 0.0
+    before = run.seconds() if run.built or run.artifacts else 0.0
     try:
         result = function(run)
     except LavraError:
@@ -146,7 +150,7 @@ def _run_stage(run: Run, stage: str, function: StageFunction) -> None:
     if result is not None:
         run.artifacts[stage] = result
     if stage in run.built:
-        seconds = run.measured()["stage_seconds"] | {stage: round(process_seconds() - before, 2)}
+        seconds = run.measured()["stage_seconds"] | {stage: round(run.seconds() - before, 2)}
         run.record(stage_seconds=seconds)
 
 
@@ -156,7 +160,7 @@ def build_or_reuse(
     """Reuse the stage's artifact when its inputs are the same, else build it; print which and why."""
     folder = run.folder(stage)
     decision = artifact.decide(folder, stage, inputs)
-    console.say(f"[{format_seconds(process_seconds())}] {stage}: {decision.reason}")
+    console.say(f"[{format_seconds(run.seconds())}] {stage}: {decision.reason}")
     if decision.reuse is not None:
         return decision.reuse
     run.built.append(stage)

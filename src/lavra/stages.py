@@ -17,7 +17,7 @@ from lavra.corpus.sources import SourceScan, scan_sources
 from lavra.errors import PreflightError
 from lavra.hardware.probe import keep_freed_memory, probe_machine, release_memory, usable_cores
 from lavra.model.config import ModelShape
-from lavra.pipeline import Run, build_or_reuse, process_seconds, run_pipeline, success_results
+from lavra.pipeline import Run, build_or_reuse, run_pipeline, success_results
 from lavra.recipe import LoadedRecipe, Recipe
 from lavra.units import format_bytes, format_count, format_seconds
 
@@ -43,9 +43,9 @@ def plan_stage(run: Run) -> None:
     if file.exists():
         run.plan = artifact.read_json(file)
         if run.plan["fingerprint"] == artifact.fingerprint(inputs):
-            console.say(f"[{format_seconds(process_seconds())}] plan: reused, nothing upstream changed")
+            console.say(f"[{format_seconds(run.seconds())}] plan: reused, nothing upstream changed")
             return
-    console.say(f"[{format_seconds(process_seconds())}] plan: measuring this machine")
+    console.say(f"[{format_seconds(run.seconds())}] plan: measuring this machine")
     run.built.append("plan")
     run.plan = make_plan(run, scan) | {"fingerprint": artifact.fingerprint(inputs)}
     artifact.write_json(file, run.plan)
@@ -73,7 +73,7 @@ def make_plan(run: Run, scan: SourceScan) -> dict[str, Any]:
             text_bytes=scan.estimated_text_bytes,
             machine=machine,
             calibration=calibration,
-            elapsed=process_seconds(),
+            elapsed=run.seconds(),
             inherited=inherited[0] if inherited else None,
         )
     )
@@ -562,7 +562,7 @@ def report_stage(run: Run) -> None:
         # Rendered last, so the report states its own time as planned.
         run.record(wall_seconds=run.elapsed() + seconds.get("pretrain", 0.0) * ("pretrain" not in run.built))
     path = render_report(run.dir)
-    console.say(f"[{format_seconds(process_seconds())}] report: {path}")
+    console.say(f"[{format_seconds(run.seconds())}] report: {path}")
 
 
 def load_trained(run_dir: Path) -> tuple[Decoder, Tokenizer]:
@@ -603,7 +603,14 @@ STAGE_FUNCTIONS: dict[str, Callable[[Run], Artifact | None]] = {
 
 
 def run_recipe(
-    loaded: LoadedRecipe, *, from_stage: str = "", until: str = "report", fresh: bool = False
+    loaded: LoadedRecipe,
+    *,
+    from_stage: str = "",
+    until: str = "report",
+    fresh: bool = False,
+    started: float | None = None,
 ) -> Run:
-    """Bring a run up to `until`; see `pipeline.run_pipeline`."""
-    return run_pipeline(loaded, STAGE_FUNCTIONS, from_stage=from_stage, until=until, fresh=fresh)
+    """Bring a run up to `until`; arguments and errors as in `pipeline.run_pipeline`."""
+    return run_pipeline(
+        loaded, STAGE_FUNCTIONS, from_stage=from_stage, until=until, fresh=fresh, started=started
+    )

@@ -9,6 +9,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.generate import add_sampling
 
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from dataclasses import replace
     from pathlib import Path
 

@@ -12,6 +12,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_recipe
 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from lavra.cli.shared import load, print_json
 
     if args.action == "schema":

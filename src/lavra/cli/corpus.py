@@ -9,6 +9,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline, add_recipe
 
     add_recipe(parser)
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from lavra.cli.shared import print_json, run_until
 
     result = run_until(args, "corpus").artifacts["corpus"]

@@ -12,10 +12,12 @@ SMALL_DISK = 2 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Carry the command out."""
     from pathlib import Path
 
     from lavra.cli.shared import print_json

@@ -11,6 +11,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
     parser.add_argument("--prompt", default="", help="text to continue (default: open a new document)")
     parser.add_argument("--max-tokens", type=int, default=200)
@@ -28,6 +29,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from pathlib import Path
 
     from lavra.generate.decode import generate_text

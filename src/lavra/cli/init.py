@@ -10,11 +10,13 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("path", nargs="?", default="recipe.yaml", help="file to write (default recipe.yaml)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from pathlib import Path
 
     from lavra.artifact import write_bytes

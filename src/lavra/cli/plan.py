@@ -12,6 +12,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline, add_recipe
 
     add_recipe(parser)
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from lavra.cli.shared import print_json, run_until
     from lavra.stages import plan_summary
 

@@ -10,6 +10,7 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline, add_recipe
 
     add_recipe(parser)
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from lavra.cli.shared import print_json, run_until
 
     if args.init_from:

@@ -16,6 +16,7 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline
 
     parser.add_argument(
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Carry the command out."""
     from lavra.cli.run import finish
     from lavra.cli.shared import run_until
 

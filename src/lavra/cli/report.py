@@ -10,10 +10,12 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     parser.add_argument("run_dir", metavar="RUN", help="run directory; may still be training")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from pathlib import Path
 
     from lavra.errors import PreflightError

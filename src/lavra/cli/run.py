@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline, add_recipe
 
     add_recipe(parser)
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Carry the command out."""
     from lavra.cli.shared import run_until
 
     return finish(run_until(args, args.until, from_stage=args.from_stage))

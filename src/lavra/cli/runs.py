@@ -12,6 +12,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (("ls", "one line a run"), ("gc", "delete *.old-N folders and unfinished leftovers")):
         action = actions.add_parser(name, help=text)
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     from pathlib import Path
 
     from lavra.errors import PreflightError

@@ -44,10 +44,13 @@ def load(args: argparse.Namespace) -> LoadedRecipe:
 
 
 def run_until(args: argparse.Namespace, stage: str, *, from_stage: str = "") -> Run:
-    """Run the recipe's stages up to `stage`."""
+    """Run the recipe's stages up to `stage`; a wall-time budget counts from the start of the command."""
+    import psutil
+
     from lavra.stages import run_recipe
 
-    return run_recipe(load(args), until=stage, from_stage=from_stage, fresh=args.fresh)
+    started = psutil.Process().create_time()
+    return run_recipe(load(args), until=stage, from_stage=from_stage, fresh=args.fresh, started=started)
 
 
 def print_json(value: Any) -> None:

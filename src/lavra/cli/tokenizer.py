@@ -13,6 +13,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
     from lavra.cli.shared import add_pipeline, add_recipe
 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    """Carry the command out."""
     if args.action == "train":
         from lavra.cli.shared import print_json, run_until
 

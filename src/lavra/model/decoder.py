@@ -34,12 +34,13 @@ class RotaryTable(nn.Module):
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:  # [B, T] -> 2 x [B, 1, T, E/2]
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, T]` -> cos and sin `[B, 1, T, E/2]`."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, H, T, E]
-    """Rotate the pairs (i, i + E/2) of each head by their position's angle."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + E/2) of each head `[B, H, T, E]` by their position's angle."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -65,6 +66,7 @@ class Attention(nn.Module):
         return self.out(x.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], document_starts: Tensor) -> Tensor:
+        """`[B, T, D]` -> `[B, T, D]`; `document_starts` `[B, T]` as in `attention`."""
         q, k, v = self.project(x, rope)
         return self.merge(attention(q, k, v, document_starts))
 
@@ -78,6 +80,7 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(shape.d_ff, shape.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`[..., D]` -> `[..., D]`."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.out(F.silu(gate) * up)
 
@@ -93,6 +96,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], document_starts: Tensor) -> Tensor:
+        """`[B, T, D]` -> `[B, T, D]`."""
         x = x + self.attention(self.attention_norm(x), rope, document_starts)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -124,6 +128,7 @@ class Decoder(nn.Module):
         return self.norm(hidden)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """`[B, T]` -> next-token logits `[B, T, V]`."""
         return F.linear(self.hidden(tokens, positions), self.output_weight)
 
 

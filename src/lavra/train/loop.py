@@ -113,7 +113,8 @@ class StepFacts:
 class Callback(Protocol):
     """Called after every optimizer step; may add to `facts.metrics` before they are written."""
 
-    def __call__(self, facts: StepFacts) -> None: ...
+    def __call__(self, facts: StepFacts) -> None:
+        """Look at a step that was just taken."""
 
 
 def train(
