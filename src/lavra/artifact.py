@@ -132,6 +132,15 @@ class Artifact:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
+def set_aside(folder: Path) -> Path:
+    """Rename a folder to the first free `NAME.old-N` and return that; nothing is deleted."""
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    folder.rename(target)
+    return target
+
+
 def open_artifact(path: Path, kind: str) -> Artifact:
     """Open a complete artifact; sizes of all its files are checked.
 

@@ -124,7 +124,8 @@ def run_pipeline(
     if fresh and run.dir.exists():
         with artifact.run_lock(run.dir):  # never set aside what another process is using
             pass
-        _set_aside(run.dir)
+        kept = artifact.set_aside(run.dir)
+        console.say(f"the old run is kept at {kept}; `lavra runs gc` deletes it")
     with artifact.run_lock(run.dir):
         _write_recipe(run)
         if from_stage:
@@ -184,15 +185,6 @@ def _write_recipe(run: Run) -> None:
     artifact.remove_leftovers(run.dir)
     artifact.write_bytes(run.dir / "recipe.yaml", run.loaded.text.encode())
     artifact.write_bytes(run.dir / "recipe.resolved.yaml", run.loaded.resolved_yaml().encode())
-
-
-def _set_aside(folder: Path) -> None:
-    """Rename a run directory out of the way; nothing is deleted."""
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    folder.rename(target)
-    console.say(f"the old run is kept at {target}; `lavra runs gc` deletes it")
 
 
 def _invalidate(run: Run, from_stage: str) -> None:

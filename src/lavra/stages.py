@@ -385,11 +385,7 @@ def _keep_previous_checkpoints(folder: Path, inputs: dict[str, Any]) -> None:
     )
     if marker and artifact.read_json(marker)["fingerprint"] == artifact.fingerprint(inputs):
         return
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    folder.rename(target)
-    console.say(f"  checkpoints of the earlier settings are kept at {target}")
+    console.say(f"  checkpoints of the earlier settings are kept at {artifact.set_aside(folder)}")
 
 
 def _initial_model(run: Run, shape: ModelShape) -> Decoder:

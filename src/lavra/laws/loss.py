@@ -11,7 +11,7 @@ CHINCHILLA_BYTES_PER_TOKEN = 4.2  # assumed: the tokenizer was not published
 
 # Bits per byte, above the irreducible part, of a model that has learned little more than how frequent
 # tokens are. Fitted on lavra's own short runs (docs/lab-log.md).
-_NOTHING_LEARNED = 2.6
+_NOTHING_LEARNED = 2.4
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
