@@ -39,7 +39,7 @@ def test_a_worker_that_dies_is_an_error_with_advice():
 
 def test_ctrl_c_ends_the_workers_within_their_task():
     before = set(psutil.Process().children(recursive=True))
-    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(8, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         map_units(time.sleep, [600, 600], [1, 1], workers=2, label="test")
     workers = [
