@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
 import torch
 from plain_decoder import PlainDecoder, load_weights, plain_step
 
@@ -93,8 +94,6 @@ def _ask(process: subprocess.Popen[str]) -> dict:
 
 def contend(name: str, size: int, precision: str) -> None:
     """One contender: a warm-up on the first line of input, two steps on every other."""
-    import psutil
-
     shape = shape_for(ModelConfig(), size, vocab_size=4096, seq_len=512)
     step = (
         plain_runner(shape) if name == "plain" else lavra_runner(shape, precision, name == "lavra compiled")

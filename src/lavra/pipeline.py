@@ -37,17 +37,17 @@ class Run:
     """One run in progress: the recipe, its directory, and what is known so far.
 
     Attributes:
+        started: when this attempt began, Unix time; the wall-time budget counts from here.
         plan: content of plan.json once the plan stage is done.
         artifacts: complete artifacts by stage.
         built: stages that this process built (not reused).
-        started: when this attempt began, Unix time; the wall-time budget counts from here.
     """
 
     loaded: LoadedRecipe
+    started: float
     plan: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
 
     @property
     def recipe(self) -> Recipe:
@@ -120,7 +120,7 @@ def run_pipeline(
     for name in (from_stage, until):
         if name and name not in STAGES:
             raise UsageError(f"no stage `{name}`", hint=f"stages: {', '.join(STAGES)}")
-    run = Run(loaded, started=started or time.time())
+    run = Run(loaded, time.time() if started is None else started)
     if fresh and run.dir.exists():
         with artifact.run_lock(run.dir):  # never set aside what another process is using
             pass

@@ -45,7 +45,7 @@ def test_loss_and_gradients_of_every_shape_in_chunks(rows, width, vocab, ignored
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cross_entropy._CHUNK_LOGITS, "cpu", 64)
+        patch.setattr(cross_entropy, "_CPU_CHUNK", 64)
         yield
 
 

@@ -117,13 +117,9 @@ def _read_long_text(span: Span, max_bytes: int) -> Iterator[Item]:
         try:
             for line in _lines(stream, start, span, max_bytes):
                 position = line.offset + line.size
-                try:
-                    text = "" if line.oversize else line.data.decode()
-                except UnicodeDecodeError:
-                    yield Failure("invalid_utf8", line.offset, line.size, _excerpt(line.data))
-                    continue
-                if line.oversize:
-                    yield Failure("oversize", line.offset, line.size, _excerpt(line.data))
+                text = _line_text(line)
+                if isinstance(text, Failure):
+                    yield text
                     continue
                 if held >= 2 * PIECE_BYTES or (held >= PIECE_BYTES and not text.strip()):
                     yield _piece(span, lines, first)
@@ -138,6 +134,16 @@ def _read_long_text(span: Span, max_bytes: int) -> Iterator[Item]:
             yield Failure("truncated_stream", position, 0, str(error)[:EXCERPT_BYTES])
     if lines:
         yield _piece(span, lines, first)
+
+
+def _line_text(line: Line) -> str | Failure:
+    reason = "oversize"
+    if not line.oversize:
+        try:
+            return line.data.decode()
+        except UnicodeDecodeError:
+            reason = "invalid_utf8"
+    return Failure(reason, line.offset, line.size, _excerpt(line.data))
 
 
 def _piece(span: Span, lines: list[str], position: int) -> Item:

@@ -26,9 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128  # queries in a block: 64 multiplies less in vain, 256 calls less often; 128 measured fastest on AVX512
-LONGEST_KEPT = (
-    1024  # up to this T the probabilities are kept for the backward pass; above, they are computed again
-)
+LONGEST_KEPT = 1024  # the longest T whose probabilities are kept for the backward pass, not computed again
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None = None) -> Tensor:
@@ -234,9 +232,8 @@ def _block_attention_backward(
     """Gradients of q, k, v; with P = softmax(S): dV = P'g, dS = P * (gV' - rowsum(P * gV')), dQ = dS K, dK = dS'Q."""
     heads, dq = _Heads(q, k), _like_tokens(q)
     kt, keys, vt = heads.keys_transposed(k), heads.keys(k), heads.keys_transposed(v)
-    sum_dtype = torch.promote_types(
-        q.dtype, torch.float32
-    )  # many blocks add to one key: low precision would drift
+    # Many blocks add to one key: low precision would drift.
+    sum_dtype = torch.promote_types(q.dtype, torch.float32)
     dk, dv = torch.zeros_like(keys, dtype=sum_dtype), torch.zeros_like(keys, dtype=sum_dtype)
     blocks = _blocks(q, document_starts)
     with torch.autocast("cpu", enabled=False):

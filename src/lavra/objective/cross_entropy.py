@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # a target that does not count
-_CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 27}  # elements: 8 MB stay in a CPU's cache, a GPU needs width
+_CPU_CHUNK = 1 << 21  # logits at a time: 8 MB stay in a CPU's cache
+_ACCELERATOR_CHUNK = 1 << 27  # wide enough to fill a GPU
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -44,10 +45,10 @@ def _linear_cross_entropy(
 
     Products are in the dtype of `hidden`.
     """
-    loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    d_hidden, d_weight = _gradients(hidden, weight, needs_grad)
+    loss, d_hidden, d_weight = _results(hidden, weight, needs_grad)
     weight = weight.to(hidden.dtype)
-    rows = max(64, _CHUNK_LOGITS.get(hidden.device.type, 1 << 27) // weight.shape[0])
+    chunk_logits = _CPU_CHUNK if hidden.device.type == "cpu" else _ACCELERATOR_CHUNK
+    rows = max(64, chunk_logits // weight.shape[0])
     with torch.autocast(hidden.device.type, enabled=False):
         for first in range(0, hidden.shape[0], rows):
             chunk, target = hidden[first : first + rows], targets[first : first + rows, None]
@@ -71,19 +72,18 @@ def _linear_cross_entropy(
     return loss, d_hidden, d_weight
 
 
-def _gradients(hidden: Tensor, weight: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor]:
-    """Where the gradients are gathered; that of the weight in fp32, because many chunks add to it."""
+def _results(hidden: Tensor, weight: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Where loss and gradients are gathered; what many chunks add to is at least fp32."""
+    loss = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
     if not needs_grad:
-        return hidden.new_empty(0), weight.new_empty(0)
+        return loss, hidden.new_empty(0), weight.new_empty(0)
     sum_dtype = torch.promote_types(weight.dtype, torch.float32)
-    return torch.empty_like(hidden), weight.new_zeros(weight.shape, dtype=sum_dtype)
+    return loss, torch.empty_like(hidden), weight.new_zeros(weight.shape, dtype=sum_dtype)
 
 
 @_linear_cross_entropy.register_fake
 def _(hidden: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return hidden.new_empty((), dtype=torch.promote_types(hidden.dtype, torch.float32)), *_gradients(
-        hidden, weight, needs_grad
-    )
+    return _results(hidden, weight, needs_grad)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

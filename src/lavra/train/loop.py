@@ -226,9 +226,8 @@ def _resume(
     if checkpoint is None:
         return TrainState(micro_batch_size=settings.micro_batch_size)
     state = TrainState(**load_state(checkpoint))
-    state.micro_batch_size = min(
-        state.micro_batch_size, settings.micro_batch_size
-    )  # halved, or asked for less
+    # The smaller of what memory allowed before and what is asked for now.
+    state.micro_batch_size = min(state.micro_batch_size, settings.micro_batch_size)
     load_model(checkpoint, model)
     load_optimizer(checkpoint, model, optimizer)
     return state
