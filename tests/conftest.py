@@ -65,19 +65,29 @@ def id_of(index: int) -> str:
 
 @pytest.fixture(scope="session")
 def write_store() -> Callable[..., Any]:
-    """`write_store(folder, shards)` -> TokenStore; shards are lists of documents without end token."""
+    """`write_store(folder, parts)` -> TokenStore; parts are lists of documents without end token.
+
+    With `sources` the documents of part p belong to source `sources[p]`.
+    """
     import numpy as np
 
-    from lavra.tokens.store import TokenStore, token_dtype, write_shard
+    from lavra.tokens.store import Encoded, TokenStore, token_dtype, write_part
 
-    def write(folder: Path, shards: Sequence[Sequence[Sequence[int]]], vocab_size: int = 48):
+    def write(
+        folder: Path,
+        parts: Sequence[Sequence[Sequence[int]]],
+        vocab_size: int = 48,
+        sources: Sequence[str] = (),
+    ):
         dtype = token_dtype(vocab_size)
         written = 0
-        for number, documents in enumerate(shards):
+        for number, documents in enumerate(parts):
             tokens = [np.array([*document, END], dtype) for document in documents]
             ids = [id_of(written + i) for i in range(len(documents))]
+            source = sources[number] if sources else "text"
+            encoded = Encoded(tokens, ids, [len(d) for d in documents])
             with mock.patch("os.fsync"):  # hundreds of throw-away stores need no durable disk
-                write_shard(folder, "train", number, tokens, ids, [len(d) for d in documents], dtype)
+                write_part(folder, "train", number, {source: encoded}, dtype)
             written += len(documents)
         return TokenStore(folder, "train", end_id=END, dtype=dtype)
 
@@ -143,7 +153,7 @@ def no_measuring() -> Iterator[None]:
 
     speeds = {"fp32": 50.0, "bf16": 50.0}
     probes = (Probe(128, 1e7, 5000.0), Probe(320, 4e7, 2000.0))
-    made_up = Calibration("cpu", speeds, "fp32", probes, 1.2, 45.0, 300 << 20)
+    made_up = Calibration("cpu", speeds, "fp32", probes, 1.2, 300 << 20)
     with mock.patch("lavra.experiment.calibrate.calibrate", lambda machine, precision: made_up):
         yield
 

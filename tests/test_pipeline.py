@@ -181,7 +181,7 @@ def test_a_damaged_artifact_is_rebuilt_to_the_same_bytes_and_what_follows_is_reu
     copied: Path, bring_up
 ) -> None:
     before = files(copied / "tokens")
-    (copied / "tokens/train-00000.tokens").write_bytes(b"")
+    (copied / "tokens/train-00000-000.tokens").write_bytes(b"")
     assert bring_up(until="evaluate").built == ["tokens"]
     assert files(copied / "tokens") == before
 

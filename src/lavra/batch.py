@@ -34,6 +34,16 @@ class Batch:
         """Micro-batches of at most `size` sequences, in order."""
         return [Batch(*(t[i : i + size] for t in self._tensors())) for i in range(0, len(self), size)]
 
+    def cut(self, seq_len: int) -> Batch:
+        """The same tokens as `T / seq_len` times as many sequences of `seq_len`; a cut document starts anew."""
+        if seq_len == self.tokens.shape[1]:
+            return self
+        parts = [x.reshape(-1, seq_len) for x in self._tensors()[:-1]]
+        tokens, targets, positions, loss_mask = parts
+        positions = torch.minimum(positions, torch.arange(seq_len, device=positions.device))
+        ids = self.sample_ids.repeat_interleave(len(tokens) // max(len(self), 1))
+        return Batch(tokens, targets, positions, loss_mask, ids)
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
         return Batch(*(t.to(device, non_blocking=True) for t in self._tensors()))

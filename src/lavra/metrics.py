@@ -15,6 +15,8 @@ from lavra.artifact import write_bytes
 TRAIN_LOSS = "train/loss"  # nats per token, mean over the global step
 LEARNING_RATE = "train/lr"
 GRAD_NORM = "train/grad_norm"  # before clipping
+LOSS_SCALE = "train/loss_scale"  # fp16 only
+OVERFLOWS = "train/overflows"  # times the loss scale was halved so far
 TOKENS_PER_SECOND = "perf/tok_per_s"
 MFU = "perf/mfu"  # model FLOPs / (measured GEMM ceiling of this machine)
 DATA_WAIT = "perf/data_wait_frac"
@@ -40,6 +42,38 @@ class JsonlWriter:
         """Flush to disk and close."""
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+class MetricsLog:
+    """metrics.jsonl of a training run that may go back to an earlier step.
+
+    Args:
+        after: records past this step are dropped: they belong to work that is done again.
+        mute: write nothing (a process that is not the first).
+    """
+
+    def __init__(self, path: Path, *, after: int, mute: bool = False) -> None:
+        self.path, self.mute = path, mute
+        self._writer: JsonlWriter | None = None
+        self.reopen_after(after)
+
+    def reopen_after(self, step: int) -> None:
+        """Drop the records past `step` and go on from there."""
+        self.close()
+        if not self.mute:
+            truncate_after(self.path, step)
+            self._writer = JsonlWriter(self.path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a record."""
+        if self._writer is not None:
+            self._writer.write(record)
+
+    def close(self) -> None:
+        """Flush and close; closing twice does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 def _cut_torn_line(path: Path) -> None:

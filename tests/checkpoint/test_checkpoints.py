@@ -21,16 +21,17 @@ from lavra.checkpoint.store import (
     load_state,
     prune,
     save_checkpoint,
+    take_snapshot,
 )
 from lavra.errors import PreflightError
 from lavra.objective.causal import causal_numerator
-from lavra.optim.adamw import build_adamw, parameter_groups
+from lavra.optim.build import OptimizerSettings, build_optimizer
 
 
 def trained(tiny_model, steps: int = 2, **overrides):
     """A model and an optimizer with moments."""
     model = tiny_model(**overrides)
-    optimizer = build_adamw(parameter_groups(model, 0.1), learning_rate=1e-2, betas=(0.9, 0.95))
+    optimizer = build_optimizer(model, OptimizerSettings(learning_rate=1e-2))
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         for parameter in model.parameters():
@@ -46,9 +47,7 @@ def same_weights(a, b) -> bool:
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_and_moments_come_back_bit_for_bit(tmp_path, tiny_model, tied: bool) -> None:
     model, optimizer = trained(tiny_model, tie_embeddings=tied)
-    saved = save_checkpoint(
-        tmp_path, step=7, model=model, optimizer=optimizer, state={"step": 7, "tokens": 99}
-    )
+    saved = save_checkpoint(tmp_path, 7, take_snapshot(model, optimizer, {"step": 7, "tokens": 99}))
     assert (tmp_path / "latest").read_text() == saved.name
     other, other_optimizer = trained(tiny_model, steps=0, seed=9, tie_embeddings=tied)
     assert load_state(saved) == {"step": 7, "tokens": 99}
@@ -69,13 +68,11 @@ def test_weights_and_moments_come_back_bit_for_bit(tmp_path, tiny_model, tied: b
 
 def test_saving_what_was_loaded_gives_the_same_files(tmp_path, tiny_model) -> None:
     model, optimizer = trained(tiny_model)
-    first = save_checkpoint(tmp_path / "a", step=1, model=model, optimizer=optimizer, state={"step": 1})
+    first = save_checkpoint(tmp_path / "a", 1, take_snapshot(model, optimizer, {"step": 1}))
     other, other_optimizer = trained(tiny_model, steps=0, seed=9)
     load_model(first, other)
     load_optimizer(first, other, other_optimizer)
-    second = save_checkpoint(
-        tmp_path / "b", step=1, model=other, optimizer=other_optimizer, state={"step": 1}
-    )
+    second = save_checkpoint(tmp_path / "b", 1, take_snapshot(other, other_optimizer, {"step": 1}))
     files = {p.name for p in first.iterdir()}
     assert files == {"model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"}
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
@@ -135,11 +132,11 @@ def test_a_save_interrupted_anywhere_never_becomes_the_latest(
         folder = tmp_path / str(fatal)
         for step in (1, 2):
             with mock.patch("os.fsync"):
-                save_checkpoint(folder, step=step, model=old[0], optimizer=old[1], state={"step": step})
+                save_checkpoint(folder, step, take_snapshot(*old, {"step": step}))
         step = 2 if same_step else 3
         with FailingSystem(fatal, dead=dead) as system:
             try:
-                save_checkpoint(folder, step=step, model=new[0], optimizer=new[1], state={"step": step})
+                save_checkpoint(folder, step, take_snapshot(*new, {"step": step}))
                 raised = False
             except OSError:
                 raised = True
@@ -166,7 +163,7 @@ def test_a_save_interrupted_anywhere_never_becomes_the_latest(
 @pytest.mark.parametrize("harm", ["flip", "shorten", "delete"])
 def test_a_damaged_file_is_refused_with_the_way_out(tmp_path, tiny_model, file: str, harm: str) -> None:
     model, optimizer = trained(tiny_model)
-    saved = save_checkpoint(tmp_path, step=1, model=model, optimizer=optimizer, state={"step": 1})
+    saved = save_checkpoint(tmp_path, 1, take_snapshot(model, optimizer, {"step": 1}))
     path = saved / file
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -181,7 +178,7 @@ def test_a_damaged_file_is_refused_with_the_way_out(tmp_path, tiny_model, file: 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path, tiny_model) -> None:
     model, optimizer = trained(tiny_model)
-    saved = save_checkpoint(tmp_path, step=1, model=model, optimizer=optimizer, state={})
+    saved = save_checkpoint(tmp_path, 1, take_snapshot(model, optimizer, {}))
     with pytest.raises(PreflightError, match="feed_forward"):
         load_model(saved, tiny_model(d_ff=40))
     with pytest.raises(PreflightError, match=r"head\.weight"):
@@ -191,7 +188,7 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path, tiny_model) -> N
 def test_pruning_keeps_the_newest_and_clears_what_interruptions_left(tmp_path, tiny_model) -> None:
     model, optimizer = trained(tiny_model, steps=0)
     for step in (1, 2, 9, 10, 100):
-        save_checkpoint(tmp_path, step=step, model=model, optimizer=optimizer, state={"step": step})
+        save_checkpoint(tmp_path, step, take_snapshot(model, optimizer, {"step": step}))
     (tmp_path / "step-00000001/COMPLETE").unlink()  # a deletion that was interrupted
     (tmp_path / ".step-00000101.tmp-1").mkdir()
     prune(tmp_path, 2)
@@ -207,7 +204,7 @@ def test_an_interrupted_pruning_leaves_no_half_checkpoint_that_looks_complete(tm
         folder = tmp_path / str(fatal)
         with mock.patch("os.fsync"):
             for step in (1, 2, 3):
-                save_checkpoint(folder, step=step, model=model, optimizer=optimizer, state={"step": step})
+                save_checkpoint(folder, step, take_snapshot(model, optimizer, {"step": step}))
         with FailingSystem(fatal, dead=True) as system, contextlib.suppress(OSError):
             prune(folder, 1)
         assert [load_state(c)["step"] for c in complete_checkpoints(folder)][-1] == 3
@@ -233,7 +230,7 @@ def test_names_stay_canonical_after_training_compiled(tmp_path: Path, tiny_model
     )
     compiled(model, batch).backward()
     optimizer.step()
-    saved = save_checkpoint(tmp_path, step=1, model=model, optimizer=optimizer, state={})
+    saved = save_checkpoint(tmp_path, 1, take_snapshot(model, optimizer, {}))
     from safetensors import safe_open
 
     with safe_open(saved / "model.safetensors", "pt") as file:

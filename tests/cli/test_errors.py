@@ -71,7 +71,7 @@ def test_five_mistakes_in_a_recipe_are_told_at_once_with_file_and_line(lavra, pr
         "  sources:\n"
         "    - pth: text\n"
         "train:\n"
-        "  precision: fp8\n"
+        "  precision: fp7\n"
         "success: {evaluate: [bits_per_bite < 1]}\n"
     )
     code, out, text = lavra("run", project)
@@ -129,9 +129,9 @@ def test_a_vocabulary_below_the_bytes_is_refused(lavra, project: Path) -> None:
     assert code == 2 and "the smallest is 260" in text
 
 
-def test_a_window_longer_than_the_corpus_names_a_length_that_fits(lavra, project: Path) -> None:
+def test_a_row_longer_than_the_corpus_names_a_length_that_fits(lavra, project: Path) -> None:
     code, _, text = lavra("run", project, "tokens.seq_len=1M", "train.batch_tokens=1M")
-    assert code == 3 and "fewer than one window of 1000000" in text and "set tokens.seq_len=" in text
+    assert code == 3 and "fewer than one row of 1000000" in text and "set tokens.seq_len=" in text
 
 
 @pytest.mark.parametrize("override", ["model.n_heads=3", "model.n_kv_heads=7"])

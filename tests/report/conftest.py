@@ -93,7 +93,7 @@ def write_plan(folder: Path) -> None:
                 "batch_tokens": BATCH,
                 "gradient_accumulation": 2,
                 "precision": "bf16",
-                "compile": False,
+                "compile": "off",
                 "learning_rate": 0.0021,
                 "corpus_max_bytes": 64_000_000,
             },

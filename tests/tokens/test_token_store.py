@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from lavra.corpus.store import DOCUMENT_SCHEMA, part_writer
 from lavra.errors import PreflightError
 from lavra.tokenizer.bpe import END_OF_TEXT, SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_bpe
 from lavra.tokens.build import build_tokens, open_store
-from lavra.tokens.store import TokenStore, shard_exists, token_dtype, write_shard
+from lavra.tokens.store import Encoded, TokenStore, part_exists, token_dtype, write_part
 
 document = st.lists(st.integers(1, 47), max_size=12)
 shards = st.lists(st.lists(document, max_size=5), min_size=1, max_size=4).filter(any)
@@ -38,7 +39,7 @@ def test_reading_anywhere_equals_the_concatenation(write_store, shards, data) ->
         owner = [i for i, d in enumerate(documents) for _ in range(len(d) + 1)]
         if start < stop:
             expected = [f"{i:032x}" for i in sorted(set(owner[start:stop]))]
-            assert store.document_ids(start, stop) == expected
+            assert [store.document_id(i) for i in store.documents_in(start, stop)] == expected
 
 
 @settings(max_examples=30, deadline=None)
@@ -48,8 +49,8 @@ def test_the_index_accounts_for_every_byte_of_the_shards(write_store, shards) ->
         folder = Path(name)
         write_store(folder, shards)
         for number, documents in enumerate(shards):
-            index = np.load(folder / f"train-{number:05d}.documents.npy")
-            size = (folder / f"train-{number:05d}.tokens").stat().st_size
+            index = np.load(folder / f"train-{number:05d}-000.documents.npy")
+            size = (folder / f"train-{number:05d}-000.tokens").stat().st_size
             assert size == 2 * sum(len(d) + 1 for d in documents)
             assert [*index["start"], size // 2] == [
                 sum(len(d) + 1 for d in documents[:i]) for i in range(len(documents) + 1)
@@ -65,8 +66,8 @@ def test_the_largest_id_of_a_vocabulary_survives(tmp_path, write_store, vocab_si
 
 def test_an_id_that_does_not_fit_is_refused_not_wrapped(tmp_path) -> None:
     with pytest.raises(OverflowError):
-        write_shard(tmp_path, "train", 0, [[65_536]], ["0" * 32], [1], token_dtype(65_536))
-    assert not shard_exists(tmp_path, "train", 0)
+        write_part(tmp_path, "train", 0, {"text": Encoded([[65_536]], ["0" * 32], [1])}, token_dtype(65_536))
+    assert not part_exists(tmp_path, "train", 0)
 
 
 def test_a_missing_split_is_said(tmp_path) -> None:
@@ -83,6 +84,8 @@ TEXTS = [
     "",
     f"{END_OF_TEXT}\n{END_OF_TEXT}",
 ]
+SOURCES = ("web", "books")
+CONCAT = {"packing": "concat", "seq_len": 8, "inputs": {}}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,12 @@ def corpus_and_tokenizer(folder: Path, tokenizer_json: str) -> tuple[artifact.Ar
         for number, part in enumerate(texts):
             rows = [
                 {name: "" for name in DOCUMENT_SCHEMA.names}
-                | {"id": f"{number:016x}{i:016x}", "text": text, "bytes": len(text.encode())}
+                | {
+                    "id": f"{number:016x}{i:016x}",
+                    "text": text,
+                    "bytes": len(text.encode()),
+                    "source": SOURCES[i % 2],
+                }
                 for i, text in enumerate(part)
             ]
             with part_writer(folder / f"corpus/{split}/part-{number:05d}.parquet", DOCUMENT_SCHEMA) as append:
@@ -117,18 +125,24 @@ def quiet():
 
 def test_each_document_ends_once_whatever_its_text_says(tmp_path, tokenizer_json) -> None:
     corpus, trained = corpus_and_tokenizer(tmp_path, tokenizer_json)
-    built = build_tokens(corpus, trained, tmp_path / "tokens", inputs={})
+    built = build_tokens(corpus, trained, tmp_path / "tokens", **CONCAT)
     tokenizer = load_tokenizer(trained.path / "tokenizer.json")
     store = open_store(tmp_path / "tokens", "train", tokenizer)
     assert store.n_documents == built.summary["train_documents"] == len(TEXTS)
-    for i, text in enumerate(TEXTS):
+    by_source = [
+        text for source in sorted(SOURCES) for part in (TEXTS[:3], TEXTS[3:])
+        for text, owner in zip(part, itertools.cycle(SOURCES)) if owner == source
+    ]  # fmt: skip
+    for i, text in enumerate(by_source):
         *tokens, end = store.document(i).tolist()
         assert end == tokenizer.end_id and tokenizer.end_id not in tokens
         assert tokenizer.decode(tokens) == text
+    assert store.sources == sorted(SOURCES)
+    assert store.source_offsets[1] == sum(len(store.document(i)) for i in range(2))
     assert built.summary["train_tokens"] == store.n_tokens
 
 
-def test_an_interrupted_build_keeps_whole_shards_and_ends_up_the_same(
+def test_an_interrupted_build_keeps_whole_parts_and_ends_up_the_same(
     tmp_path, tokenizer_json, monkeypatch
 ) -> None:
     corpus, trained = corpus_and_tokenizer(tmp_path, tokenizer_json)
@@ -143,10 +157,10 @@ def test_an_interrupted_build_keeps_whole_shards_and_ends_up_the_same(
 
     monkeypatch.setattr(Tokenizer, "encode_batch", failing)
     with pytest.raises(KeyboardInterrupt):
-        build_tokens(corpus, trained, tmp_path / "tokens", inputs={})
-    resumed = build_tokens(corpus, trained, tmp_path / "tokens", inputs={})
-    assert encoded == [3, 2, 2, 1]  # the first shard was not encoded again
-    build_tokens(corpus, trained, tmp_path / "again", inputs={})
+        build_tokens(corpus, trained, tmp_path / "tokens", **CONCAT)
+    resumed = build_tokens(corpus, trained, tmp_path / "tokens", **CONCAT)
+    assert encoded == [3, 2, 2, 1]  # the first part was not encoded again
+    build_tokens(corpus, trained, tmp_path / "again", **CONCAT)
     files = [p.name for p in sorted((tmp_path / "again").iterdir())]
     assert files == [p.name for p in sorted(resumed.path.iterdir())]
     assert all((tmp_path / "again" / f).read_bytes() == (resumed.path / f).read_bytes() for f in files)

@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavra.tokens.windows import Sampler, Windows
+from lavra.tokens.packing import ConcatRows
+from lavra.tokens.sampler import Sampler
+from lavra.tokens.windows import Windows
 
 document = st.lists(st.integers(1, 47), max_size=12)
 shards = st.lists(st.lists(document, max_size=5), min_size=1, max_size=3).filter(any)
@@ -19,7 +21,8 @@ shards = st.lists(st.lists(document, max_size=5), min_size=1, max_size=3).filter
 @contextmanager
 def windows_over(write_store, shards, seq_len: int):
     with tempfile.TemporaryDirectory() as folder:
-        yield Windows(write_store(Path(folder), shards), seq_len)
+        store = write_store(Path(folder), shards)
+        yield Windows(store, ConcatRows(store, seq_len))
 
 
 def rows_of(documents: list[list[int]], seq_len: int) -> list[list[tuple[int, int, int, int]]]:
@@ -68,8 +71,8 @@ def test_an_epoch_trains_every_stored_token_exactly_once(write_store, shards, se
     stream = [token for shard in shards for d in shard for token in (*d, 0)]
     with windows_over(write_store, shards, seq_len) as windows:
         sampler = Sampler(windows, seed)
-        batch = sampler.batch(epoch * windows.count, windows.count)
-        chosen = sampler.window_ids(batch.sample_ids.numpy())
+        batch = sampler.batch(epoch * windows.count + np.arange(windows.count))
+        chosen = sampler.rows(batch.sample_ids.numpy())
         assert sorted(chosen) == list(range(windows.count))
         in_order = np.argsort(chosen)
         assert batch.targets[in_order][batch.loss_mask[in_order]].tolist() == stream
@@ -80,10 +83,10 @@ def test_an_epoch_trains_every_stored_token_exactly_once(write_store, shards, se
 def test_the_order_does_not_depend_on_the_batch_size(write_store, shards, seq_len, sizes) -> None:
     with windows_over(write_store, shards, seq_len) as windows:
         sampler = Sampler(windows, 7)
-        one = sampler.batch(0, sum(sizes))  # may span epochs
+        one = sampler.batch(np.arange(sum(sizes)))  # may span epochs
         first = 0
         for size in sizes:
-            part = sampler.batch(first, size)
+            part = sampler.batch(np.arange(first, first + size))
             for name in ("tokens", "targets", "positions", "loss_mask", "sample_ids"):
                 assert getattr(part, name).equal(getattr(one, name)[first : first + size])
             first += size
@@ -96,12 +99,18 @@ def test_a_sample_traces_back_to_its_documents(write_store, shards, seq_len, dat
     with windows_over(write_store, shards, seq_len) as windows:
         sampler = Sampler(windows, 3)
         sample = data.draw(st.integers(0, 3 * windows.count - 1))
-        row = expected[int(sampler.window_ids(np.array([sample]))[0])]
-        assert sampler.documents(sample) == [f"{i:032x}" for i in sorted({step[3] for step in row})]
+        row = expected[int(sampler.rows(np.array([sample]))[0])]
+        found = sampler.documents(sample)
+        assert [d.id for d in found] == [f"{i:032x}" for i in sorted({step[3] for step in row})]
+        assert sum(d.stop - d.start for d in found) == len(row)
+        for span in found:
+            tokens = windows.store.document(int(span.id, 16))[span.start : span.stop]
+            there = windows.store.read(span.tokens, span.tokens + span.stop - span.start)
+            assert np.array_equal(tokens, there) and span.source == "text"
 
 
 def test_epochs_and_seeds_differ_in_order(write_store) -> None:
     with windows_over(write_store, [[[1, 2, 3]] * 100], 4) as windows:
-        first, second = Sampler(windows, 0).window_ids(np.arange(200)).reshape(2, 100)
-        other = Sampler(windows, 1).window_ids(np.arange(100))
+        first, second = Sampler(windows, 0).rows(np.arange(200)).reshape(2, 100)
+        other = Sampler(windows, 1).rows(np.arange(100))
     assert not np.array_equal(first, second) and not np.array_equal(first, other)

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from lavra.tokens.windows import Sampler, Windows
+from lavra.optim.build import OptimizerSettings
+from lavra.tokens.packing import ConcatRows
+from lavra.tokens.ramps import StepPlan
+from lavra.tokens.sampler import Sampler
+from lavra.tokens.windows import Windows
+from lavra.train.config import GuardConfig
 from lavra.train.loop import TrainSettings
 from lavra.train.signals import StopRequest
 
@@ -19,27 +24,27 @@ def sampler(tmp_path_factory, write_store) -> Sampler:
     """Sixty documents with some order in them, windows of 16."""
     chosen = random.Random(0)
     documents = [[1 + (start + 3 * i) % 40 for i in range(chosen.randint(0, 40))] for start in range(60)]
-    return Sampler(Windows(write_store(tmp_path_factory.mktemp("tokens"), [documents]), 16), seed=5)
+    store = write_store(tmp_path_factory.mktemp("tokens"), [documents])
+    return Sampler(Windows(store, ConcatRows(store, 16)), seed=5)
 
 
 @pytest.fixture
 def settings() -> Callable[..., TrainSettings]:
     def make(**overrides: Any) -> TrainSettings:
         values = dict(
-            batch_size=6,
+            steps=StepPlan(6, 16),
             micro_batch_size=4,
-            learning_rate=1e-2,
+            optimizer=OptimizerSettings(learning_rate=1e-2),
             schedule="wsd",
             warmup=3,
-            weight_decay=0.1,
-            betas=(0.9, 0.95),
+            clip="norm",
             grad_clip=1.0,
             precision="fp32",
-            compile=False,
-            seed=0,
+            compile="off",
             checkpoint_every=1e9,
             keep_checkpoints=2,
             log_every=1,
+            guard=GuardConfig(),
         )
         return TrainSettings(**(values | overrides))
 
@@ -55,7 +60,8 @@ def clock(monkeypatch) -> SimpleNamespace:
         state.now += state.tick
         return state.now
 
-    monkeypatch.setattr("lavra.train.loop.time", SimpleNamespace(perf_counter=look))
+    for module in ("loop", "horizon"):
+        monkeypatch.setattr(f"lavra.train.{module}.time", SimpleNamespace(perf_counter=look))
     return state
 
 

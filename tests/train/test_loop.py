@@ -7,6 +7,7 @@ import math
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,11 @@ from lavra.errors import DivergedError, ExitCode, InterruptedByUser, PreflightEr
 from lavra.metrics import LEARNING_RATE, TRAIN_LOSS, read_jsonl
 from lavra.objective.causal import causal_numerator
 from lavra.optim.schedules import lr_multiplier
+from lavra.tokens.ramps import StepPlan
 from lavra.train import loop
-from lavra.train.loop import Horizon, train
+from lavra.train.config import GuardConfig
+from lavra.train.horizon import Horizon
+from lavra.train.loop import train
 from lavra.train.signals import StopRequest, stop_requests
 
 STEPS = 12
@@ -79,8 +83,8 @@ def test_training_learns_and_says_so(tmp_path, tiny_model, sampler, settings) ->
     expected = [1e-2 * lr_multiplier(s, schedule="wsd", warmup=3, horizon=40, decay=10) for s in range(40)]
     assert series(tmp_path, LEARNING_RATE) == pytest.approx(expected)
     windows = sampler.windows.count
-    full = sampler.batch(0, windows).loss_mask.sum().item()
-    used = sum(sampler.batch(6 * s, 6).loss_mask.sum().item() for s in range(40))
+    full = sampler.batch(np.arange(windows)).loss_mask.sum().item()
+    used = sum(sampler.batch(6 * s + np.arange(6)).loss_mask.sum().item() for s in range(40))
     assert (state.step, state.tokens) == (40, used) and used > full  # more than one epoch
     loaded = tiny_model(seed=1)
     load_model(latest_checkpoint(tmp_path / "checkpoints"), loaded)
@@ -245,13 +249,18 @@ def test_a_step_that_is_not_finite_is_refused_before_the_optimizer_moves(
     tmp_path, tiny_model, sampler, settings, monkeypatch, kind: str
 ) -> None:
     monkeypatch.setattr(loop, "causal_numerator", poisoned(kind))
-    model, good = tiny_model(), []
+    model, good, events = tiny_model(), [], []
     with pytest.raises(DivergedError, match="step 3; weights are unchanged since step 2") as error:
-        run(model, sampler, settings(), tmp_path, lambda facts: good.append(weights(facts.model)))
+        run(
+            model, sampler, settings(guard=GuardConfig(policy="stop")), tmp_path,
+            lambda facts: good.append(weights(facts.model)), on_event=events.append,
+        )  # fmt: skip
     assert error.value.exit_code == ExitCode.DIVERGED
     assert len(good) == 2 and equal(weights(model), good[-1])
-    documents = [d for sample in range(12, 18) for d in sampler.documents(sample)]
-    assert all(document in error.value.hint for document in documents[:6])
+    (event,) = events
+    assert (event["step"], event["kind"], event["act"]) == (3, "non_finite", "stop")
+    named = {d["id"] for sequence in event["sequences"] for d in sequence["documents"]}
+    assert named and named <= {d.id for sample in range(12, 18) for d in sampler.documents(sample)}
 
 
 # --- memory ---
@@ -276,15 +285,15 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(
     tmp_path, tiny_model, sampler, settings, monkeypatch
 ) -> None:
     expected = tiny_model()
-    run(expected, sampler, settings(micro_batch_size=2, batch_size=12), tmp_path / "small")
+    run(expected, sampler, settings(micro_batch_size=2, steps=StepPlan(12, 16)), tmp_path / "small")
     monkeypatch.setattr(loop, "causal_numerator", hungry(2))
     model, events = tiny_model(), []
     state = run(
-        model, sampler, settings(micro_batch_size=8, batch_size=12), tmp_path / "large",
-        on_event=lambda *event: events.append(event),
+        model, sampler, settings(micro_batch_size=8, steps=StepPlan(12, 16)), tmp_path / "large",
+        on_event=events.append,
     )  # fmt: skip
-    assert [(step, kind) for step, kind, _ in events] == [(1, "out_of_memory")] * 2
-    assert "8 -> 4" in events[0][2] and "4 -> 2" in events[1][2]
+    assert [(e["step"], e["kind"]) for e in events] == [(1, "out_of_memory")] * 2
+    assert "8 -> 4" in events[0]["text"] and "4 -> 2" in events[1]["text"]
     assert state.micro_batch_size == 2
     assert equal(weights(model), weights(expected))  # nothing of the failed attempts stayed in the gradients
     assert series(tmp_path / "large", "tokens") == series(tmp_path / "small", "tokens")

@@ -1,6 +1,6 @@
 """Save, find and load checkpoints.
 
-    checkpoints/step-00001000/{model.safetensors, optimizer.safetensors, state.json, COMPLETE}
+    checkpoints/step-00001000/{model, optimizer, average}.safetensors, state.json, COMPLETE
     checkpoints/latest        (text: the newest complete step folder)
 
 A checkpoint is built in a temporary folder, gets `COMPLETE` (sizes and hashes) as its last file and is
@@ -9,28 +9,72 @@ then renamed; a folder without the marker does not exist for any reader. No pick
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lavra import artifact
 from lavra.errors import PreflightError
 
+MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.safetensors", "average.safetensors"
 _MARKER = artifact.COMPLETE
 
 
-def save_checkpoint(
-    folder: Path, *, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> Path:
-    """Write `step-<step>`; returns its path.
+@dataclass(frozen=True)
+class Snapshot:
+    """Content of a checkpoint in memory: tensors by file, numbers of the optimizer's state, and the JSON state."""
+
+    files: dict[str, dict[str, Tensor]]
+    numbers: dict[str, float]
+    state: dict[str, Any]
+
+
+def take_snapshot(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    *,
+    average: Mapping[str, Tensor] | None = None,
+    copy: bool = False,
+) -> Snapshot:
+    """What a checkpoint of this moment holds.
 
     Args:
-        state: JSON-able values to resume from (step, tokens, seconds, micro-batch size ...).
+        state: JSON-able values to resume from (step, tokens, seconds, guard ...).
+        average: moving average of the weights, by parameter name.
+        copy: training goes on while the snapshot is written.
+    """
+
+    def held(tensor: Tensor) -> Tensor:
+        here = tensor.detach().cpu()
+        return here.clone() if copy and here.data_ptr() == tensor.data_ptr() else here.contiguous()
+
+    slots = {
+        f"{slot}/{name}": value
+        for name, parameter in model.named_parameters()
+        for slot, value in optimizer.state.get(parameter, {}).items()
+    }
+    files = {
+        MODEL: {name: held(p) for name, p in model.named_parameters()},
+        OPTIMIZER: {key: held(v) for key, v in slots.items() if isinstance(v, Tensor)},
+    }
+    if average is not None:
+        files[AVERAGE] = {name: held(t) for name, t in average.items()}
+    return Snapshot(files, {k: v for k, v in slots.items() if isinstance(v, (int, float))}, state)
+
+
+def save_checkpoint(folder: Path, step: int, snapshot: Snapshot) -> Path:
+    """Write `step-<step>`; returns its path.
 
     Raises:
         OSError: the disk is full or read-only; earlier checkpoints stay as they were.
@@ -40,9 +84,10 @@ def save_checkpoint(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        artifact.write_bytes(building / "model.safetensors", save(_model_tensors(model)))
-        artifact.write_bytes(building / "optimizer.safetensors", save(_optimizer_tensors(model, optimizer)))
-        artifact.write_json(building / "state.json", state)
+        for name, tensors in snapshot.files.items():
+            numbers = {"numbers": json.dumps(snapshot.numbers)} if name == OPTIMIZER else None
+            artifact.write_bytes(building / name, save(tensors, numbers))
+        artifact.write_json(building / "state.json", snapshot.state)
         files = {
             p.name: {"bytes": p.stat().st_size, "blake2b": artifact.file_hash(p)}
             for p in sorted(building.iterdir())
@@ -59,6 +104,39 @@ def save_checkpoint(
     return final
 
 
+class Saver:
+    """Writes checkpoints, in a thread where training should not wait, and prunes old ones afterwards.
+
+    Args:
+        keep: newest complete checkpoints that stay.
+        keep_every: those of every so many steps stay for good; 0: none.
+        background: `save` returns at once; one write runs at a time, and its error is raised by the next call.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, keep_every: int = 0, background: bool = False) -> None:
+        self.folder, self.keep, self.keep_every = folder, keep, keep_every
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="lavra-checkpoint") if background else None
+        self._writing: Future[None] | None = None
+
+    def save(self, step: int, snapshot: Snapshot) -> None:
+        """Write the snapshot (taken with `copy` when in the background)."""
+        self.wait()
+        if self._pool is None:
+            self._write(step, snapshot)
+        else:
+            self._writing = self._pool.submit(self._write, step, snapshot)
+
+    def wait(self) -> None:
+        """Until the write in progress is done; raises its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, step: int, snapshot: Snapshot) -> None:
+        save_checkpoint(self.folder, step, snapshot)
+        prune(self.folder, self.keep, self.keep_every)
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(p.parent for p in folder.glob(f"step-*/{_MARKER}"))
@@ -70,14 +148,24 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` complete checkpoints, and what an interrupted save or deletion left."""
+def prune(folder: Path, keep: int, keep_every: int = 0) -> None:
+    """Delete all but the newest `keep` complete checkpoints, and what an interrupted save or deletion left.
+
+    Args:
+        keep_every: checkpoints whose step is a multiple of it stay too; 0: none.
+    """
     complete = complete_checkpoints(folder)
     for old in complete[:-keep]:
-        _remove(old)
+        if not keep_every or checkpoint_step(old) % keep_every:
+            _remove(old)
     for leftover in [*folder.glob(f".step-*{artifact.TEMPORARY}*"), *folder.glob("step-*")]:
         if leftover not in complete:
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """Optimizer steps taken before a checkpoint, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _remove(checkpoint: Path) -> None:
@@ -101,13 +189,13 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     return artifact.read_json(checkpoint / "state.json")
 
 
-def load_model(checkpoint: Path, model: nn.Module) -> None:
-    """Load weights by name.
+def load_model(checkpoint: Path, model: nn.Module, *, file: str = MODEL) -> None:
+    """Load weights by name, those of the last step or (`file=AVERAGE`) their average.
 
     Raises:
         PreflightError: names or shapes differ from the model's.
     """
-    tensors = load_file(checkpoint / "model.safetensors")
+    tensors = load_file(checkpoint / file)
     own = dict(model.named_parameters())
     if (missing := own.keys() ^ tensors.keys()) or any(own[n].shape != t.shape for n, t in tensors.items()):
         wrong = sorted(missing) or [n for n, t in tensors.items() if own[n].shape != t.shape]
@@ -117,25 +205,28 @@ def load_model(checkpoint: Path, model: nn.Module) -> None:
             own[name].copy_(tensor)
 
 
+def weights_file(checkpoint: Path) -> str:
+    """Which weights to use after training: the average where one was kept."""
+    return AVERAGE if (checkpoint / AVERAGE).exists() else MODEL
+
+
+def load_average(checkpoint: Path, average: Mapping[str, Tensor]) -> None:
+    """Load the moving average into its tensors."""
+    with torch.no_grad():
+        for name, tensor in load_file(checkpoint / AVERAGE).items():
+            average[name].copy_(tensor)
+
+
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load optimizer state by parameter name into `optimizer`."""
-    tensors = load_file(checkpoint / "optimizer.safetensors")
-    by_name = {name: parameter for name, parameter in model.named_parameters()}
-    for key, tensor in tensors.items():
+    """Load optimizer state by parameter name into `optimizer`; what it held is forgotten."""
+    by_name = dict(model.named_parameters())
+    optimizer.state.clear()
+    with safe_open(checkpoint / OPTIMIZER, "pt") as file:
+        slots: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        slots |= json.loads((file.metadata() or {}).get("numbers", "{}"))
+    for key, value in slots.items():
         slot, _, name = key.partition("/")
         parameter = by_name[name]
-        optimizer.state[parameter][slot] = tensor.to(
-            parameter.device
-        )  # a fused step counts on the device too
-
-
-def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{slot}/{name}": value.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        for slot, value in optimizer.state.get(parameter, {}).items()
-    }
+        # A fused step counts on the device too.
+        moved = value.to(parameter.device) if isinstance(value, Tensor) else value
+        optimizer.state[parameter][slot] = moved

@@ -98,6 +98,16 @@ def iter_part(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.R
             yield from file.read_row_group(index, columns=columns, use_threads=False).to_batches()
 
 
+def find_document(corpus_dir: Path, split: Split, part: int, identity: str) -> dict[str, str]:
+    """`path` and `url` of the document with a content id in one part; empty where it is not there."""
+    for batch in iter_part(corpus_dir / split / f"part-{part:05d}.parquet", ["id", "path", "url"]):
+        found = batch["id"].to_pylist()
+        if identity in found:
+            row = found.index(identity)
+            return {name: batch[name][row].as_py() for name in ("path", "url")}
+    return {"path": "", "url": ""}
+
+
 def read_accounting(corpus_dir: Path) -> dict[str, Any]:
     """Contents of `accounting.json` (documented in `corpus/accounting.py`)."""
     accounting: dict[str, Any] = read_json(corpus_dir / ACCOUNTING)

@@ -12,16 +12,14 @@ from lavra.hardware.measure import measure_gemm
 from lavra.hardware.probe import Machine, keep_freed_memory
 from lavra.model.config import ModelConfig, ModelShape, shape_for
 from lavra.model.decoder import build_decoder
-from lavra.objective.causal import causal_numerator
-from lavra.optim.adamw import build_adamw, parameter_groups
+from lavra.optim.build import OptimizerSettings, build_optimizer
 from lavra.plan.estimates import Calibration, Probe
 from lavra.train.step import accumulate
 
 PROBE_WIDTHS = {"cpu": (128, 320), "cuda": (256, 1024)}
 BF16_GAIN_NEEDED = 1.2  # bf16 GEMM / fp32 GEMM above which autocast pays for its casts
 # Whole-model compilation by TorchInductor, measured (docs/lab-log.md).
-COMPILE_GAIN = {"fp32": 1.12, "bf16": 1.3}
-COMPILE_SECONDS = 30.0
+COMPILE_GAIN = {"fp32": 1.12, "tf32": 1.3, "bf16": 1.3, "fp16": 1.3, "fp8": 1.3}
 
 
 def calibrate(machine: Machine, precision: str) -> Calibration:
@@ -43,7 +41,6 @@ def calibrate(machine: Machine, precision: str) -> Calibration:
         precision=precision,
         probes=probes,
         compile_gain=COMPILE_GAIN[precision],
-        compile_seconds=COMPILE_SECONDS,
         base_bytes=base,
     )
 
@@ -57,12 +54,12 @@ def _probe(width: int, device: torch.device, precision: str, *, repeats: int = 3
     config = ModelConfig(d_model=width, n_layers=3)
     shape = shape_for(config, 1_000_000, vocab_size=4096, seq_len=512)
     model = build_decoder(shape, seed=0, device=device)
-    optimizer = build_adamw(parameter_groups(model, 0.1), learning_rate=1e-4, betas=(0.9, 0.95))
+    optimizer = build_optimizer(model, OptimizerSettings(learning_rate=1e-4))
     batch = _random_batch(shape, sequences=8)
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
-        accumulate(model, batch, micro_batch_size=8, precision=precision, numerator=causal_numerator)
+        accumulate(model, batch, micro_batch_size=8, precision=precision)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if device.type == "cuda":

@@ -45,13 +45,25 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
+class StackedLinear(nn.Linear):
+    """Several matrices of `splits` rows each in one weight: one product instead of many.
+
+    Optimizers that look at matrices (Muon) read `splits`.
+    """
+
+    def __init__(self, columns: int, splits: tuple[int, ...]) -> None:
+        super().__init__(columns, sum(splits), bias=False)
+        self.splits = splits
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention inside documents."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.n_heads, shape.n_kv_heads, shape.head_dim
-        self.qkv = nn.Linear(shape.d_model, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        rows = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.qkv = StackedLinear(shape.d_model, rows)
         self.out = nn.Linear(self.heads * self.head_dim, shape.d_model, bias=False)
 
     def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +88,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(shape.d_model, 2 * shape.d_ff, bias=False)
+        self.gate_up = StackedLinear(shape.d_model, (shape.d_ff, shape.d_ff))
         self.out = nn.Linear(shape.d_ff, shape.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

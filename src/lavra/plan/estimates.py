@@ -21,6 +21,9 @@ STAGE_OVERHEAD_SECONDS = 2.0  # processes start, files open
 REPORT_SECONDS = 2.0
 WORKSPACE_BYTES = 128 << 20  # libraries' buffers, chunks of logits, the heap's slack
 COMPILE_BYTES = 64 << 20  # what the compiler leaves behind
+COMPILE_SECONDS = {"off": 0.0, "blocks": 15.0, "model": 30.0}  # cold caches (docs/lab-log.md)
+# Share of the whole-model gain over eager that compiled blocks reach.
+BLOCKS_GAIN_SHARE = 0.9
 WORKSPACE_BYTES_PER_PARAMETER = 9
 
 
@@ -42,7 +45,6 @@ class Calibration:
         precision: the faster training precision here.
         probes: eager training throughput of probe models, by rising width.
         compile_gain: throughput compiled / eager expected here.
-        compile_seconds: expected compilation time.
         base_bytes: resident memory of this process with torch loaded and warmed up.
     """
 
@@ -51,7 +53,6 @@ class Calibration:
     precision: str
     probes: tuple[Probe, ...]
     compile_gain: float
-    compile_seconds: float
     base_bytes: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Calibration:
         return self.gemm_gflops[self.precision] * 1e9
 
 
-def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, compiled: bool) -> float:
+def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, compile: str) -> float:
     """Throughput: FLOP/s interpolated between the probes in log width, held flat outside them."""
     probes = calibration.probes
     achieved = [p.flops_per_token * p.tokens_per_second for p in probes]
@@ -78,7 +79,9 @@ def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, c
         right = next(i for i, w in enumerate(widths) if w >= width)
         share = (width - widths[right - 1]) / (widths[right] - widths[right - 1])
         flops = achieved[right - 1] + share * (achieved[right] - achieved[right - 1])
-    return flops * (calibration.compile_gain if compiled else 1.0) / shape.flops_per_token()
+    share = {"off": 0.0, "blocks": BLOCKS_GAIN_SHARE, "model": 1.0}[compile]
+    gain = 1 + share * (calibration.compile_gain - 1)
+    return flops * gain / shape.flops_per_token()
 
 
 def peak_memory_bytes(

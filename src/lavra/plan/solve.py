@@ -16,6 +16,7 @@ from lavra.laws.loss import predict_bits_per_byte
 from lavra.model.config import ModelConfig, ModelShape, shape_for
 from lavra.plan.estimates import (
     BYTES_PER_TOKEN,
+    COMPILE_SECONDS,
     Calibration,
     disk_bytes,
     peak_memory_bytes,
@@ -79,7 +80,7 @@ class Candidate:
     shape: ModelShape
     tokens: float
     tokens_per_second: float
-    compile: bool
+    compile: str
     train_seconds: float
     stages: dict[str, float]
     bits_per_byte: float
@@ -133,11 +134,11 @@ def _candidate(s: Situation, size: int) -> Candidate:
     )
     if s.budget_kind == "time":
         train_seconds = s.budget_value - s.elapsed - sum(stages.values())
-        usable = train_seconds - (s.calibration.compile_seconds if compile_ else 0.0)
+        usable = train_seconds - COMPILE_SECONDS[compile_]
         tokens = max(usable, 0.0) * rate
     else:
         tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
-        train_seconds = tokens / rate + (s.calibration.compile_seconds if compile_ else 0.0)
+        train_seconds = tokens / rate + COMPILE_SECONDS[compile_]
     bits, basis = predict_bits_per_byte(shape.parameter_count(), max(tokens, 1.0))
     micro = _micro_batch(s, shape, _batch_size(s, shape, tokens))
     return Candidate(
@@ -150,7 +151,7 @@ def _candidate(s: Situation, size: int) -> Candidate:
         bits,
         basis,
         micro,
-        peak_memory_bytes(shape, micro, compiled=compile_, calibration=s.calibration),
+        peak_memory_bytes(shape, micro, compiled=compile_ != "off", calibration=s.calibration),
         evaluate_bytes,
     )
 
@@ -177,7 +178,7 @@ def _refuse(candidates: list[Candidate], s: Situation) -> None:
     need = (
         s.elapsed
         + sum(cheapest.stages.values())
-        + (s.calibration.compile_seconds if cheapest.compile else 0.0)
+        + COMPILE_SECONDS[cheapest.compile]
         + MINIMUM_STEPS * cheapest.shape.seq_len / cheapest.tokens_per_second
     )
     raise PreflightError(
@@ -210,20 +211,29 @@ def _seq_len(s: Situation, size: int) -> int:
     return min(wanted, 1 << (longest.bit_length() - 1))
 
 
-def _compile_and_rate(s: Situation, shape: ModelShape) -> tuple[bool, float]:
-    """Compile when the run is long enough to earn the compilation back."""
-    eager = training_tokens_per_second(shape, s.calibration, compiled=False)
-    compiled = training_tokens_per_second(shape, s.calibration, compiled=True)
-    if s.wishes.compile != "auto" or not s.machine.compiler:
-        wanted = s.wishes.compile == "on" and bool(s.machine.compiler)
-        return wanted, compiled if wanted else eager
-    if s.budget_kind == "time":
-        seconds = s.budget_value - s.elapsed
-        earns = (seconds - s.calibration.compile_seconds) * compiled > 1.05 * seconds * eager
+def _compile_and_rate(s: Situation, shape: ModelShape) -> tuple[str, float]:
+    """What trains the most tokens with the compilation paid for; the simpler one unless 5 % is gained."""
+    if not s.machine.compiler:
+        choices = ["off"]
+    elif s.wishes.compile != "auto":
+        choices = [s.wishes.compile]
     else:
+        choices = list(COMPILE_SECONDS)
+    rates = {how: training_tokens_per_second(shape, s.calibration, compile=how) for how in choices}
+
+    def effective(how: str) -> float:
+        """Tokens a second of the whole training time."""
+        if s.budget_kind == "time":
+            seconds = s.budget_value - s.elapsed
+            return rates[how] * max(0.0, 1 - COMPILE_SECONDS[how] / max(seconds, 1e-9))
         tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
-        earns = tokens / compiled + s.calibration.compile_seconds < 0.95 * tokens / eager
-    return earns, compiled if earns else eager
+        return tokens / (tokens / rates[how] + COMPILE_SECONDS[how])
+
+    best = choices[0]
+    for how in choices[1:]:
+        if effective(how) > 1.05 * effective(best):
+            best = how
+    return best, rates[best]
 
 
 def _corpus_bytes(s: Situation, rate: float) -> int:

@@ -13,27 +13,42 @@ from lavra import artifact, console
 from lavra.artifact import Artifact
 from lavra.corpus.store import Split, iter_part, part_paths
 from lavra.tokenizer.bpe import Tokenizer, load_tokenizer
-from lavra.tokens.store import TokenStore, shard_exists, token_dtype, write_shard
+from lavra.tokens.config import Packing
+from lavra.tokens.packing import ConcatRows, load_plan, plan_rows, save_plan
+from lavra.tokens.store import Encoded, TokenStore, part_exists, token_dtype, write_part
+from lavra.tokens.windows import Windows
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SLICE_BYTES = 2 << 20
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
-def build_tokens(corpus: Artifact, tokenizer: Artifact, out: Path, *, inputs: dict[str, Any]) -> Artifact:
-    """Encode every document, append one end token each; finished shards are kept on resume."""
+def build_tokens(
+    corpus: Artifact,
+    tokenizer: Artifact,
+    out: Path,
+    *,
+    packing: Packing,
+    seq_len: int,
+    inputs: dict[str, Any],
+) -> Artifact:
+    """Encode every document, append one end token each, plan the rows; finished parts are kept on resume."""
     artifact.begin(out, "tokens", inputs)
     encoder = load_tokenizer(tokenizer.path / "tokenizer.json")
     parts = {split: part_paths(corpus.path, split) for split in SPLITS}
     total = sum(part.stat().st_size for paths in parts.values() for part in paths)
     with console.progress("  encoding", total) as bar:
         for split in SPLITS:
-            for number, part in enumerate(parts[split]):
-                if not shard_exists(out, split, number):
+            for part in parts[split]:
+                number = int(part.stem.removeprefix("part-"))
+                if not part_exists(out, split, number):
                     _encode_part(part, out, split, number, encoder)
                 bar.advance(part.stat().st_size)
     stores = {split: open_store(out, split, encoder) for split in SPLITS}
     _check_identity(stores, corpus)
+    if packing != "concat":
+        for split, store in stores.items():
+            save_plan(out, split, plan_rows(store, seq_len, best_fit=packing == "best_fit"))
     summary = {
         f"{split}_{what}": getattr(store, f"n_{what}")
         for split, store in stores.items()
@@ -47,18 +62,26 @@ def open_store(folder: Path, split: str, tokenizer: Tokenizer) -> TokenStore:
     return TokenStore(folder, split, end_id=tokenizer.end_id, dtype=token_dtype(tokenizer.vocab_size))
 
 
+def open_windows(folder: Path, split: str, tokenizer: Tokenizer, packing: Packing, seq_len: int) -> Windows:
+    """The training rows of a split."""
+    store = open_store(folder, split, tokenizer)
+    rows = ConcatRows(store, seq_len) if packing == "concat" else load_plan(folder, split, seq_len)
+    return Windows(store, rows)
+
+
 def _encode_part(part: Path, out: Path, split: Split, number: int, encoder: Tokenizer) -> None:
     dtype = token_dtype(encoder.vocab_size)
-    tokens: list[np.ndarray] = []
-    ids: list[str] = []
-    sizes: list[int] = []
-    for batch in iter_part(part, ["id", "text", "bytes"]):
+    by_source: dict[str, Encoded] = {}
+    for batch in iter_part(part, ["id", "text", "source", "bytes"]):
         for rows in _slices(batch):
             encoded = encoder.encode_batch(rows["text"].to_pylist())
-            tokens += [np.array([*document, encoder.end_id], dtype) for document in encoded]
-        ids += batch["id"].to_pylist()
-        sizes += batch["bytes"].to_pylist()
-    write_shard(out, split, number, tokens, ids, sizes, dtype)
+            columns = [rows[name].to_pylist() for name in ("source", "id", "bytes")]
+            for tokens, source, identity, size in zip(encoded, *columns, strict=True):
+                documents = by_source.setdefault(source, Encoded())
+                documents.tokens.append(np.array([*tokens, encoder.end_id], dtype))
+                documents.ids.append(identity)
+                documents.sizes.append(size)
+    write_part(out, split, number, by_source, dtype)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 _ROUNDS = 4
 
 
-def permute(index: NDArray[np.int64], size: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where each `index` (0 <= index < size) goes under the permutation of (seed, epoch).
+def permute(
+    index: NDArray[np.int64], size: int, *, seed: int, epoch: int, name: str = ""
+) -> NDArray[np.int64]:
+    """Where each `index` (0 <= index < size) goes under the permutation of (seed, epoch, name).
 
     A balanced Feistel network (Luby & Rackoff 1988) over the smallest even number of bits that
     covers `size`; values that fall outside are walked through it again until they fall inside
@@ -19,15 +21,15 @@ def permute(index: NDArray[np.int64], size: int, *, seed: int, epoch: int) -> ND
     """
     assert size > 0 and int(index.min()) >= 0 and int(index.max()) < size
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch)
+    keys = _round_keys(f"{seed}/{epoch}/{name}" if name else f"{seed}/{epoch}")
     value = _feistel(index.astype(np.uint64), half, keys)
     while (outside := value >= size).any():
         value[outside] = _feistel(value[outside], half, keys)
     return value.astype(np.int64)
 
 
-def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    digest = hashlib.sha256(f"{seed}/{epoch}".encode()).digest()
+def _round_keys(key: str) -> list[np.uint64]:
+    digest = hashlib.sha256(key.encode()).digest()
     return [np.uint64(int.from_bytes(digest[8 * i : 8 * i + 8], "little")) for i in range(_ROUNDS)]
 
 

@@ -1,8 +1,8 @@
-"""Windows of the token stream and the stateless sampler: global sample index -> window.
+"""Rows of the token stream as tensors.
 
 The stream is read with one virtual end token before it, so that the input before a document's first
 token is always an end token: it opens the document (position 0), and every stored token, end tokens
-included, is the target of exactly one window position. The last window is padded and masked.
+included, is the target of exactly one position of one row. What a row has left is padded and masked.
 """
 
 from __future__ import annotations
@@ -12,72 +12,58 @@ import torch
 from numpy.typing import NDArray
 
 from lavra.batch import Batch
-from lavra.tokens.permutation import permute
+from lavra.tokens.packing import Pieces, Rows
 from lavra.tokens.store import TokenStore
 
 
 class Windows:
-    """All windows of `seq_len` targets over a store; window w holds targets [w T, (w+1) T)."""
+    """Training rows over a store: `count` rows of `seq_len` targets."""
 
-    def __init__(self, store: TokenStore, seq_len: int) -> None:
-        self.store, self.seq_len = store, seq_len
-        self.count = -(-store.n_tokens // seq_len)
+    def __init__(self, store: TokenStore, rows: Rows) -> None:
+        self.store, self.rows, self.seq_len = store, rows, rows.seq_len
+        self.count = int(rows.source_rows[-1])
 
-    def bounds(self, window: int) -> tuple[int, int]:
-        """Stream offsets `[start, stop)` of the window's targets."""
-        start = window * self.seq_len
-        return start, min(start + self.seq_len, self.store.n_tokens)
-
-    def batch(self, windows: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Batch:
-        """Stack windows into a `Batch` of `len(windows)` sequences."""
-        shape = (len(windows), self.seq_len)
-        tokens = np.full(shape, self.store.end_id, np.int64)
+    def batch(self, rows: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Batch:
+        """Stack rows into a `Batch` of `len(rows)` sequences."""
+        shape = (len(rows), self.seq_len)
+        pieces = self.rows.pieces(rows)
+        lengths = pieces.stop - pieces.start
         targets = np.full(shape, self.store.end_id, np.int64)
-        positions = np.zeros(shape, np.int64)
-        mask = np.zeros(shape, bool)
-        for row, window in enumerate(windows):
-            start, stop = self.bounds(int(window))
-            length = stop - start
-            targets[row, :length] = self.store.read(start, stop)
-            tokens[row, 1:length] = targets[row, : length - 1]
-            if start > 0:
-                tokens[row, 0] = self.store.read(start - 1, start)[0]
-            positions[row, :length] = self._positions(start, stop)
-            mask[row, :length] = True
+        at = pieces.row * self.seq_len + pieces.column
+        self.store.read_pieces(targets.reshape(-1), at, pieces.start, pieces.stop)
+        tokens = np.empty_like(targets)
+        tokens[:, 1:] = targets[:, :-1]
+        tokens[pieces.row, pieces.column] = self._tokens_before(pieces.start)
+        filled = np.zeros(shape[0], np.int64)
+        filled[pieces.row] = pieces.column + lengths  # the last piece of a row counts
+        mask = np.arange(self.seq_len) < filled[:, None]
+        positions = self._positions(shape, pieces, lengths)
+        if (padding := ~mask).any():
+            positions[padding], tokens[padding] = 0, self.store.end_id
         return Batch(*map(torch.from_numpy, (tokens, targets, positions, mask, sample_ids.copy())))
 
-    def _positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """0 at each document's opening input and at the window's first input."""
-        index = np.arange(start, stop)
-        document = np.searchsorted(self.store.starts, index, side="right") - 1
-        return index - np.maximum(self.store.starts[document], start)
+    def _tokens_before(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The token before each stream offset: an end token where a document begins, the first of all included."""
+        before = np.full(len(starts), self.store.end_id, np.int64)
+        documents = self.store.starts
+        inside = np.flatnonzero(documents[np.searchsorted(documents, starts, side="right") - 1] < starts)
+        self.store.read_pieces(before, inside, starts[inside] - 1, starts[inside])
+        return before
 
-
-class Sampler:
-    """Global sample index -> window. Each epoch visits every window once, in its own order.
-
-    A pure function of (seed, index): nothing to save, and the order does not depend on batch size,
-    number of workers or number of processes.
-    """
-
-    def __init__(self, windows: Windows, seed: int) -> None:
-        self.windows, self.seed = windows, seed
-
-    def window_ids(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Window of each global sample index."""
-        result = np.empty_like(samples)
-        epochs, places = np.divmod(samples, self.windows.count)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            result[chosen] = permute(places[chosen], self.windows.count, seed=self.seed, epoch=int(epoch))
-        return result
-
-    def batch(self, first: int, count: int) -> Batch:
-        """Samples `first .. first+count-1`."""
-        samples = np.arange(first, first + count, dtype=np.int64)
-        return self.windows.batch(self.window_ids(samples), samples)
-
-    def documents(self, sample: int) -> list[str]:
-        """Content ids of the documents in a sample."""
-        window = int(self.window_ids(np.array([sample]))[0])
-        return self.windows.store.document_ids(*self.windows.bounds(window))
+    def _positions(
+        self, shape: tuple[int, int], pieces: Pieces, lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`[B, T]`: 0 at each document's opening input and where a piece begins inside a document."""
+        starts = self.store.starts
+        low = np.searchsorted(starts, pieces.start, side="right")
+        counts = (
+            np.searchsorted(starts, pieces.stop, side="left") - low
+        )  # documents that open after the first
+        piece = np.repeat(np.arange(len(lengths)), counts)
+        document = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts) + low[piece]
+        column = pieces.column[piece] + starts[document] - pieces.start[piece]
+        opened = np.zeros(shape, np.int64)
+        opened[pieces.row, pieces.column] = pieces.column
+        opened[pieces.row[piece], column] = column
+        np.maximum.accumulate(opened, axis=1, out=opened)
+        return np.subtract(np.arange(shape[1]), opened, out=opened)

@@ -13,20 +13,66 @@ SUCCESS_METRICS = ("train_loss", "val_loss", "val_bpb", "steps", "tokens")
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+Policy = Literal["warn", "skip", "rewind", "stop"]
+
+
+class GuardConfig(Config):
+    """What counts as a spike, and what is done."""
+
+    policy: Policy = Field(
+        default="skip",
+        description="warn: step all the same (never on NaN); skip: leave the batch out; rewind: back to the checkpoint "
+        "before, leaving out this batch and those before it; stop: end the run",
+    )
+    window: Annotated[Count, Field(ge=16)] = Field(
+        default=128, description="Accepted steps that a new one is compared with"
+    )
+    loss_sigmas: Annotated[float, Field(gt=0)] = Field(
+        default=6.0, description="Spike: loss above the window's median by so many robust standard deviations"
+    )
+    grad_sigmas: Annotated[float, Field(gt=0)] = Field(
+        default=8.0, description="The same for the logarithm of the gradient norm"
+    )
+    patience: Annotated[Count, Field(ge=1)] = Field(
+        default=5,
+        description="Rejected steps in a row (or rewinds since an accepted step) after which the run stops",
+    )
+    rewind_steps: Annotated[Count, Field(ge=1)] = Field(
+        default=8, description="rewind: batches left out, the rejected one and those before it"
+    )
+
+
+class BatchRamp(Config):
+    """Other batches at the beginning of training."""
+
+    until: Annotated[Count, Field(ge=1)] = Field(description="Tokens of training before which it holds")
+    batch_tokens: Annotated[Count, Field(ge=1)] = Field(description="Tokens of one optimizer step")
+
+
 class TrainConfig(Config):
     """Optimization, precision, checkpoints, and what is shown during training."""
 
     batch_tokens: AutoCount = Field(
         default="auto", description="Tokens of one optimizer step; `auto`: grows with the horizon"
     )
+    batch_ramp: tuple[BatchRamp, ...] = Field(
+        default=(), description="Other batches at the beginning, by rising `until`"
+    )
     micro_batch_size: AutoCount = Field(
         default="auto",
         description="Sequences a forward pass; `auto`: what fits and is fast; halves when memory runs out",
     )
+    optimizer: Literal[
+        "sgd", "momentum", "nesterov", "adam", "adamw", "adafactor", "lion", "muon", "adamw8bit"
+    ] = Field(
+        default="adamw",
+        description="muon: orthogonalised matrices, AdamW for the rest; adamw8bit needs bitsandbytes",
+    )
     learning_rate: AutoFloat = Field(default="auto", description="Peak learning rate; `auto`: by width")
-    schedule: Literal["wsd", "cosine"] = Field(
+    schedule: Literal["wsd", "wsd_sqrt", "cosine", "linear", "constant", "cyclic", "inverse_sqrt"] = Field(
         default="wsd",
-        description="Warm-up-stable-decay, or cosine (not with a time budget: its horizon must be known)",
+        description="Warm-up, then: constant and a linear (wsd) or 1-sqrt (wsd_sqrt) decay at the end; or one of the "
+        "others (cosine and linear not with a time budget: their horizon must be known)",
     )
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.05, description="Warm-up / planned steps"
@@ -34,25 +80,54 @@ class TrainConfig(Config):
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.35, description="WSD decay / planned steps"
     )
+    lr_floor: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Learning rate of the last step / peak"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1, description="Decoupled; never on norms, biases, embeddings"
     )
-    betas: tuple[_Beta, _Beta] = Field(default=(0.9, 0.95), description="AdamW moment decays")
-    grad_clip: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Largest global gradient norm")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        default="auto",
-        description="bf16: bf16 compute over fp32 master weights; `auto`: the faster of what was measured here",
+    betas: tuple[_Beta, _Beta] = Field(
+        default=(0.9, 0.95), description="Moment decays of Adam's family, Lion"
     )
-    compile: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="torch.compile; `auto`: when the run is long enough to earn the compilation back",
+    momentum: _Beta = Field(default=0.95, description="Of momentum, nesterov and muon")
+    clip: Literal["norm", "value", "off"] = Field(
+        default="norm", description="Clip gradients by their global L2 norm, element by element, or not"
     )
+    grad_clip: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Largest global gradient norm (or value)"
+    )
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Decay of a moving average of the weights, used for evaluation and export; 0: none",
+    )
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = Field(
+        default="auto",
+        description="bf16: bf16 compute over fp32 master weights; fp16: the same with a dynamic loss scale; "
+        "`auto`: the faster of fp32 and bf16 as measured here",
+    )
+    compile: Literal["auto", "off", "blocks", "model"] = Field(
+        default="auto",
+        description="torch.compile of each block (quick) or of the whole model; `auto`: what the length of the run earns back",
+    )
+    recompute: Literal["none", "full", "selective"] | Annotated[int, Field(ge=2)] = Field(
+        default="none",
+        description="Activations computed again in the backward pass, for memory: of all blocks, of every n-th (a number), "
+        "or all but the matrix products (selective)",
+    )
+    guard: GuardConfig = GuardConfig()
     checkpoint_every: Seconds = Field(default=60.0, description="Time between checkpoints")
     keep_checkpoints: Annotated[Count, Field(ge=1)] = Field(
         default=2, description="Newest complete checkpoints kept"
     )
+    keep_every: Count = Field(
+        default=0, description="Besides, a checkpoint every so many steps that is never deleted; 0: none"
+    )
     log_every: Annotated[Count, Field(ge=1)] = Field(
         default=1, description="Optimizer steps between metrics lines"
+    )
+    layers_every: Count = Field(
+        default=50,
+        description="Optimizer steps between statistics of every layer (gradients, updates, activations); 0: none",
     )
     validations: Annotated[Count, Field(ge=1)] = Field(
         default=8, description="Validation points over the run, last step included"

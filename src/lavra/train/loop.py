@@ -2,102 +2,96 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from lavra import metrics
+from lavra.batch import Batch
 from lavra.checkpoint.store import (
+    Saver,
+    checkpoint_step,
+    complete_checkpoints,
     latest_checkpoint,
+    load_average,
     load_model,
     load_optimizer,
     load_state,
-    prune,
-    save_checkpoint,
+    take_snapshot,
 )
 from lavra.errors import DivergedError, PreflightError
-from lavra.metrics import JsonlWriter
+from lavra.metrics import MetricsLog
 from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_numerator
-from lavra.optim.adamw import build_adamw, clip_grad_norm, parameter_groups
+from lavra.optim.build import OptimizerSettings, build_optimizer, set_learning_rate
+from lavra.optim.clipping import ClipKind, clip_gradients
 from lavra.optim.schedules import Schedule, lr_multiplier
-from lavra.tokens.windows import Sampler
+from lavra.parallel.ranks import Ranks
+from lavra.tokens.loader import Loader
+from lavra.tokens.ramps import StepPlan, StepSamples, skip
+from lavra.tokens.sampler import DocumentSpan, Sampler
+from lavra.train.blame import Describe, blame, event_text
+from lavra.train.config import GuardConfig
+from lavra.train.ema import Ema
+from lavra.train.guard import Guard, Verdict
+from lavra.train.horizon import Clock, Horizon
+from lavra.train.precision import LossScale
 from lavra.train.signals import StopRequest
-from lavra.train.step import StepResult, accumulate
+from lavra.train.step import Numerator, StepResult, accumulate
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """Decisions of one training run; frozen in plan.json."""
 
-    batch_size: int  # sequences an optimizer step
+    steps: StepPlan
     micro_batch_size: int
-    learning_rate: float
+    optimizer: OptimizerSettings
     schedule: Schedule
     warmup: int
-    weight_decay: float
-    betas: tuple[float, float]
+    clip: ClipKind
     grad_clip: float
     precision: str
-    compile: bool
-    seed: int
+    compile: str  # off, blocks, model
     checkpoint_every: float  # seconds
     keep_checkpoints: int
     log_every: int
-
-
-@dataclass
-class Horizon:
-    """When training ends. A time-boxed run fixes `steps` once, when its decay begins.
-
-    Attributes:
-        steps: optimizer steps; an estimate until `decided`.
-        decay: steps of the final decay.
-        seconds: training time allowed (None: steps are given, nothing is decided later).
-        decay_fraction: share of `seconds` kept for the decay.
-    """
-
-    steps: int
-    decay: int
-    decided: bool
-    seconds: float | None = None
-    decay_fraction: float = 0.35
-
-    @property
-    def open(self) -> bool:
-        """True while a time-boxed run has not fixed its last step; `steps` bounds nothing yet."""
-        return self.seconds is not None and not self.decided
-
-    def decide(self, step: int, elapsed: float, step_seconds: float) -> bool:
-        """Fix the horizon if decay must begin now; True when that happened at this call.
-
-        The learning rate before this moment did not depend on the horizon, so a run with the decided
-        horizon known from the start takes exactly the same steps.
-        """
-        if self.seconds is None or self.decided:
-            return False
-        if elapsed < (1 - self.decay_fraction) * self.seconds:
-            return False
-        self.decay = max(1, int((self.seconds - elapsed) / step_seconds))
-        self.steps, self.decided = step + self.decay, True
-        return True
+    guard: GuardConfig
+    lr_floor: float = 0.0
+    ema_decay: float = 0.0  # 0: no average is kept
+    keep_every: int = 0
+    background_checkpoints: bool = False
 
 
 @dataclass
 class TrainState:
-    """Everything that resume needs besides weights and optimizer moments."""
+    """Everything that resume needs besides weights, average and optimizer moments.
+
+    Attributes:
+        tokens: targets trained on.
+        seconds: time in training, over all attempts.
+        skipped: sample ranges left out, in the order of the decisions.
+        ledger: tokens trained on by source.
+        guard: see `Guard.state`.
+        loss_scale: see `LossScale.state`.
+        decay_step: step at which a time-boxed run began its decay; -1: not yet, or no such run.
+    """
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # time in training, over all attempts
+    seconds: float = 0.0
     micro_batch_size: int = 0
+    skipped: list[list[int]] = field(default_factory=list)
+    ledger: dict[str, int] = field(default_factory=dict)
+    guard: dict[str, Any] = field(default_factory=dict)
+    loss_scale: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -107,6 +101,7 @@ class StepFacts:
     step: int
     last: bool
     model: Decoder
+    ema: Ema | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -115,6 +110,16 @@ class Callback(Protocol):
 
     def __call__(self, facts: StepFacts) -> None:
         """Look at a step that was just taken."""
+
+
+class Observer(Protocol):
+    """Looks at gradients and weights around the optimizer's move, at the steps it chooses."""
+
+    def before(self, step: int, model: Decoder, batch: Batch) -> None:
+        """Gradients are there, clipped; the optimizer has not moved. `batch`: this process's part of the step."""
+
+    def after(self, step: int, model: Decoder) -> dict[str, Any]:
+        """The optimizer moved; what goes into the metrics."""
 
 
 def train(
@@ -126,177 +131,372 @@ def train(
     run_dir: Path,
     stop: StopRequest,
     callbacks: Sequence[Callback] = (),
+    observer: Observer | None = None,
     on_horizon: Callable[[Horizon, int], None] = lambda horizon, step: None,
-    on_event: Callable[[int, str, str], None] = lambda step, kind, text: None,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    describe: Describe = DocumentSpan._asdict,
     peak_flops: float | None = None,
 ) -> TrainState:
     """Train to the horizon, resuming from the newest complete checkpoint in `run_dir/checkpoints`.
 
     Args:
         callbacks: run in order after each step.
+        observer: statistics of the layers.
         on_horizon: called once when a time-boxed run fixes its last step.
-        on_event: called with (step, kind, text) for the run's event log.
+        on_event: called with `step`, `kind`, `text` and the facts of an event, for the run's event log.
+        describe: a document span -> what an event says of it.
         peak_flops: measured ceiling in FLOP/s, for MFU.
 
     Raises:
-        DivergedError: loss or gradient norm not finite; the optimizer did not move.
+        DivergedError: the guard stopped the run; the optimizer did not move.
         RequeueError, InterruptedByUser: a signal asked for a stop; a checkpoint was written.
         PreflightError: a micro-batch of one sequence does not fit in memory.
     """
-    folder = run_dir / "checkpoints"
-    optimizer = build_adamw(
-        parameter_groups(model, settings.weight_decay),
-        learning_rate=settings.learning_rate,
-        betas=settings.betas,
-    )
-    state = _resume(folder, model, optimizer, settings)
-    metrics.truncate_after(run_dir / "metrics.jsonl", state.step)
-    log = JsonlWriter(run_dir / "metrics.jsonl")
-    numerator = torch.compile(causal_numerator) if settings.compile else causal_numerator
-    clock = _Clock(state.seconds, state.step)
-    process = psutil.Process()
-    saved_at, saved_step = clock.seconds(), state.step
+    training = _Training(model, sampler, settings, horizon, run_dir, on_event, describe, peak_flops)
+    return training.run(stop, callbacks, observer, on_horizon)
 
-    def save() -> None:
-        state.seconds = clock.seconds()
-        save_checkpoint(folder, step=state.step, model=model, optimizer=optimizer, state=asdict(state))
-        prune(folder, settings.keep_checkpoints)
 
-    while horizon.open or state.step < horizon.steps:
-        if horizon.decide(state.step, clock.seconds(), clock.step_seconds()):
-            on_horizon(horizon, state.step)
-        started = time.perf_counter()
-        batch = sampler.batch(state.step * settings.batch_size, settings.batch_size)
-        waited = time.perf_counter() - started
-        multiplier = lr_multiplier(
-            state.step,
-            schedule=settings.schedule,
-            warmup=settings.warmup,
-            horizon=sys.maxsize if horizon.open else horizon.steps,
-            decay=horizon.decay,
+class _Training:
+    """One call of `train`: the state and the acts on it."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        sampler: Sampler,
+        settings: TrainSettings,
+        horizon: Horizon,
+        run_dir: Path,
+        on_event: Callable[[dict[str, Any]], None],
+        describe: Describe,
+        peak_flops: float | None,
+    ) -> None:
+        self.model, self.sampler, self.settings, self.horizon = model, sampler, settings, horizon
+        self.folder = run_dir / "checkpoints"
+        self.on_event, self.describe, self.peak_flops = on_event, describe, peak_flops
+        self.ranks = Ranks.current()
+        self.optimizer = build_optimizer(model, settings.optimizer)
+        self.ema = Ema(model, settings.ema_decay) if settings.ema_decay else None
+        self.guard = Guard(settings.guard)
+        self.scale = LossScale(settings.precision == "fp16")
+        self.state = TrainState(micro_batch_size=settings.micro_batch_size)
+        if (checkpoint := latest_checkpoint(self.folder)) is not None:
+            self._load(checkpoint)
+        self.log = MetricsLog(run_dir / "metrics.jsonl", after=self.state.step, mute=self.ranks.rank > 0)
+        self.saver = Saver(
+            self.folder,
+            keep=settings.keep_checkpoints,
+            keep_every=settings.keep_every,
+            background=settings.background_checkpoints,
         )
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * multiplier
-        result, state.micro_batch_size = _accumulate_within_memory(
-            model, batch, state.micro_batch_size, settings.precision, numerator, state.step, on_event
-        )
-        grad_norm = float(clip_grad_norm(model.parameters(), settings.grad_clip))
-        _refuse_non_finite(result.loss, grad_norm, state.step, batch.sample_ids, sampler)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.numerator = compiled_numerator(model, settings.compile)
+        self.clock = Clock(self.state.seconds, self.state.step)
+        self.process = psutil.Process()
 
+    def run(
+        self,
+        stop: StopRequest,
+        callbacks: Sequence[Callback],
+        observer: Observer | None,
+        on_horizon: Callable[[Horizon, int], None],
+    ) -> TrainState:
+        """Step until the horizon is reached."""
+        state, horizon, settings = self.state, self.horizon, self.settings
+        saved_at, saved_step = self.clock.seconds(), state.step
+        with Loader(self.sampler) as loader:
+            while horizon.open or state.step < horizon.steps:
+                if horizon.decide(
+                    state.step, self._mean(self.clock.seconds()), self._mean(self.clock.step_seconds())
+                ):
+                    on_horizon(horizon, state.step)
+                    loader.forget()  # the mixture may change with the decay
+                started = time.perf_counter()
+                facts = self._step(loader, observer)
+                self.clock.tick()
+                if facts is None:
+                    continue
+                facts.metrics |= self._speed(time.perf_counter() - started, loader.waited)
+                for callback in callbacks:
+                    callback(facts)
+                if state.step % settings.log_every == 0 or facts.last:
+                    self.log.write(facts.metrics)
+                kept_for_good = settings.keep_every and state.step % settings.keep_every == 0
+                due = self.clock.seconds() - saved_at > settings.checkpoint_every
+                if self._agree(facts.last or kept_for_good or stop.signal is not None or due):
+                    self.save()
+                    saved_at, saved_step = self.clock.seconds(), state.step
+                if self._agree(stop.signal is not None) and not facts.last:
+                    self.close()
+                    raise stop.error(saved_step)
+        self.close()
+        return state
+
+    def _step(self, loader: Loader, observer: Observer | None) -> StepFacts | None:
+        """One attempt at an optimizer step; None: it was rejected, and the next attempt reads other samples."""
+        state, settings = self.state, self.settings
+        shape = settings.steps.at(state.step)
+        batch = loader.get(self._samples(shape), self._samples(settings.steps.at(state.step + 1)))
+        multiplier = self._multiplier()
+        set_learning_rate(self.optimizer, multiplier)
+        result, grad_norm = self._gradients(batch, shape)
+        verdict = self.guard.judge(result.loss, grad_norm)
+        if verdict is not None and not self._goes_on(verdict, batch, shape):
+            return None
+        if observer is not None:
+            observer.before(state.step + 1, self.model, batch)
+        self.optimizer.step()
+        observed = observer.after(state.step + 1, self.model) if observer is not None else {}
+        self.optimizer.zero_grad(set_to_none=True)
+        if verdict is None:
+            self.guard.accept(result.loss, grad_norm)
+        self.scale.stepped()
+        if self.ema is not None:
+            self.ema.update(state.step)
         state.step += 1
         state.tokens += result.targets
-        seconds = time.perf_counter() - started
-        clock.tick()
-        facts = StepFacts(state.step, not horizon.open and state.step >= horizon.steps, model)
-        tokens_per_second = result.targets / seconds
-        facts.metrics = {
+        self._count_sources(batch)
+        last = not self.horizon.open and state.step >= self.horizon.steps
+        values = {
             "step": state.step,
             "tokens": state.tokens,
-            "time": round(clock.seconds(), 3),
+            "time": round(self.clock.seconds(), 3),
             metrics.TRAIN_LOSS: result.loss,
-            metrics.LEARNING_RATE: settings.learning_rate * multiplier,
+            metrics.LEARNING_RATE: self.optimizer.param_groups[0]["lr"],
             metrics.GRAD_NORM: grad_norm,
-            metrics.TOKENS_PER_SECOND: round(tokens_per_second, 1),
-            metrics.DATA_WAIT: round(waited / seconds, 4),
-            metrics.RSS_GIB: round(process.memory_info().rss / 2**30, 4),
+            **observed,
         }
-        if peak_flops:
-            used = model.shape.flops_per_token() * tokens_per_second
-            facts.metrics[metrics.MFU] = round(used / peak_flops, 4)
-        for callback in callbacks:
-            callback(facts)
-        if state.step % settings.log_every == 0 or facts.last:
-            log.write(facts.metrics)
-        if facts.last or stop.signal is not None or clock.seconds() - saved_at > settings.checkpoint_every:
-            save()
-            saved_at, saved_step = clock.seconds(), state.step
-        if stop.signal is not None and not facts.last:
-            log.close()
-            raise stop.error(saved_step)
-    log.close()
-    return state
+        if self.scale.enabled:
+            values |= {metrics.LOSS_SCALE: self.scale.scale, metrics.OVERFLOWS: self.scale.overflows}
+        if len(self.sampler.sources) > 1:
+            values["ledger"] = dict(state.ledger)
+        return StepFacts(state.step, last, self.model, self.ema, values)
 
+    def _samples(self, shape: StepSamples) -> NDArray[np.int64]:
+        """This process's samples of a step, moved past what is left out."""
+        everyone = np.arange(shape.first, shape.first + shape.count, dtype=np.int64)
+        return self.ranks.share(skip(everyone, self.state.skipped))
 
-def _resume(
-    folder: Path, model: Decoder, optimizer: torch.optim.Optimizer, settings: TrainSettings
-) -> TrainState:
-    checkpoint = latest_checkpoint(folder)
-    if checkpoint is None:
-        return TrainState(micro_batch_size=settings.micro_batch_size)
-    state = TrainState(**load_state(checkpoint))
-    # The smaller of what memory allowed before and what is asked for now.
-    state.micro_batch_size = min(state.micro_batch_size, settings.micro_batch_size)
-    load_model(checkpoint, model)
-    load_optimizer(checkpoint, model, optimizer)
-    return state
+    def _multiplier(self) -> float:
+        horizon, settings = self.horizon, self.settings
+        return lr_multiplier(
+            self.state.step,
+            schedule=settings.schedule,
+            warmup=settings.warmup,
+            horizon=FAR if horizon.open else horizon.steps,
+            decay=horizon.decay,
+            floor=settings.lr_floor,
+        )
 
-
-def _accumulate_within_memory(
-    model, batch, size, precision, numerator, step, on_event
-) -> tuple[StepResult, int]:
-    """Run the step; when memory runs out, halve the micro-batch and run it again. The global batch stays."""
-    while True:
-        try:
-            return accumulate(
-                model, batch, micro_batch_size=size, precision=precision, numerator=numerator
-            ), size
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            model.zero_grad(set_to_none=True)
-            if size == 1:
-                raise PreflightError(
-                    "out of memory with a micro-batch of one sequence",
-                    hint="use a smaller model (model.size=...) or tokens.seq_len=...",
-                ) from error
-            on_event(
-                step + 1,
-                "out_of_memory",
-                f"micro-batch {size} -> {size // 2} sequences; the global batch stays",
+    def _gradients(self, batch: Batch, shape: StepSamples) -> tuple[StepResult, float]:
+        """Loss and gradients; smaller micro-batches when memory runs out, a smaller loss scale on overflow."""
+        while True:
+            try:
+                result = accumulate(
+                    self.model,
+                    batch,
+                    micro_batch_size=self.state.micro_batch_size,
+                    precision=self.settings.precision,
+                    numerator=self.numerator,
+                    seq_len=shape.seq_len,
+                    loss_scale=self.scale.scale,
+                    ranks=self.ranks,
+                )
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                self._halve_micro_batch(error)
+                continue
+            grad_norm = float(
+                clip_gradients(self.model.parameters(), self.settings.clip, self.settings.grad_clip)
             )
-            size //= 2
+            if not _finite(grad_norm) and _finite(result.loss) and self.scale.overflowed():
+                self._event("overflow", f"gradients overflow in fp16; loss scale {self.scale.scale:g}")
+                self.optimizer.zero_grad(set_to_none=True)
+                continue
+            return result, grad_norm
+
+    def _halve_micro_batch(self, error: BaseException) -> None:
+        self.model.zero_grad(set_to_none=True)
+        size = self.state.micro_batch_size
+        if size == 1:
+            raise PreflightError(
+                "out of memory with a micro-batch of one sequence",
+                hint="use a smaller model (model.size=...) or tokens.seq_len=...",
+            ) from error
+        self._event("out_of_memory", f"micro-batch {size} -> {size // 2} sequences; the global batch stays")
+        self.state.micro_batch_size = size // 2
+
+    # --- the guard's acts ---
+
+    def _goes_on(self, verdict: Verdict, batch: Batch, shape: StepSamples) -> bool:
+        """Record the verdict and act on it; True: take the step all the same."""
+        policy = self.settings.guard.policy
+        found = blame(
+            self.model,
+            batch.cut(shape.seq_len),
+            self.sampler,
+            micro_batch_size=self.state.micro_batch_size,
+            precision=self.settings.precision,
+            non_finite=verdict.kind == "non_finite",
+            describe=self.describe,
+            ranks=self.ranks,
+        )
+        first = int(self._global_first(shape))
+        act = "skip" if policy == "warn" and verdict.kind == "non_finite" else policy
+        text = event_text(verdict.kind, str(verdict), found)
+        self._event(verdict.kind, text, act=act, value=verdict.value, limit=verdict.limit, first_sample=first,
+                    samples=shape.count, **found)  # fmt: skip
+        if act == "warn":
+            return True
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.guard.reject() or act == "stop":
+            self.close()
+            raise DivergedError(
+                f"{text} at step {self.state.step + 1}; weights are unchanged since step {self.state.step}",
+                where="pretrain",
+                hint=_advice(found, self.guard.rejected),
+            )
+        if act == "rewind":
+            self._rewind(shape)
+        else:
+            self.state.skipped.append([first, shape.count])
+        return False
+
+    def _rewind(self, shape: StepSamples) -> None:
+        """Back to the newest checkpoint before the batches that are left out; the decision is saved with it."""
+        at, rejected = self.state.step, self.guard.rejected
+        oldest = max(0, at - self.settings.guard.rewind_steps + 1)
+        self.saver.wait()
+        self._agree(False)  # nobody looks before rank 0 has written
+        before = [c for c in complete_checkpoints(self.folder) if checkpoint_step(c) <= oldest]
+        before = before or complete_checkpoints(self.folder)[:1]
+        if not before:
+            raise DivergedError(
+                f"no checkpoint to rewind to at step {at + 1}",
+                where="pretrain",
+                hint="lower train.learning_rate or train.checkpoint_every",
+            )
+        start = max(oldest, checkpoint_step(before[-1]))
+        first = int(self._global_first(self.settings.steps.at(start)))
+        count = int(self._global_first(shape)) + shape.count - first
+        skipped = [*self.state.skipped, [first, count]]
+        self._load(before[-1])
+        self.state.skipped, self.guard.rejected = _merged(skipped), rejected
+        self.log.reopen_after(self.state.step)
+        self._event(
+            "rewound",
+            f"from step {at} to step {self.state.step}; samples {first} to {first + count - 1} left out",
+        )
+        self.save()
+
+    def _global_first(self, shape: StepSamples) -> int:
+        return skip(np.array([shape.first]), self.state.skipped)[0]
+
+    # --- bookkeeping ---
+
+    def _event(self, kind: str, text: str, **facts: Any) -> None:
+        if self.ranks.rank == 0:
+            self.on_event({"step": self.state.step + 1, "kind": kind, "text": text, **facts})
+
+    def _count_sources(self, batch: Batch) -> None:
+        owners = self.sampler.source_of(batch.sample_ids.numpy())
+        counts = batch.loss_mask.sum(1).tolist()
+        mine = [0] * len(self.sampler.sources)
+        for owner, count in zip(owners.tolist(), counts, strict=True):
+            mine[owner] += count
+        for name, tokens in zip(self.sampler.sources, self.ranks.sum(mine), strict=True):
+            self.state.ledger[name] = self.state.ledger.get(name, 0) + int(tokens)
+
+    def _speed(self, seconds: float, waited: float) -> dict[str, float]:
+        shape = self.settings.steps.at(self.state.step - 1)
+        rate = shape.count * self.settings.steps.seq_len / seconds
+        values = {
+            metrics.TOKENS_PER_SECOND: round(rate, 1),
+            metrics.DATA_WAIT: round(waited / seconds, 4),
+            metrics.RSS_GIB: round(self.process.memory_info().rss / 2**30, 4),
+        }
+        if self.peak_flops:
+            used = self.model.shape.flops_per_token(shape.seq_len) * rate
+            values[metrics.MFU] = round(used / self.peak_flops, 4)
+        return values
+
+    def _mean(self, seconds: float) -> float:
+        """Over all processes, so that they decide alike."""
+        return self.ranks.sum([seconds])[0] / self.ranks.size
+
+    def _agree(self, wish: bool) -> bool:
+        """True on all processes when any of them wishes it."""
+        return self.ranks.sum([float(wish)])[0] > 0
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment (rank 0; all processes hold the same)."""
+        self.state.seconds = self.clock.seconds()
+        self.state.guard, self.state.loss_scale = self.guard.state(), self.scale.state()
+        if self.ranks.rank == 0:
+            average = self.ema.tensors() if self.ema is not None else None
+            copy = self.settings.background_checkpoints
+            snapshot = take_snapshot(
+                self.model, self.optimizer, asdict(self.state), average=average, copy=copy
+            )
+            self.saver.save(self.state.step, snapshot)
+
+    def _load(self, checkpoint: Path) -> None:
+        for name, value in load_state(checkpoint).items():
+            setattr(self.state, name, value)
+        # The smaller of what memory allowed before and what is asked for now.
+        self.state.micro_batch_size = min(self.state.micro_batch_size, self.settings.micro_batch_size)
+        self.guard.load(self.state.guard)
+        self.scale = LossScale(**self.state.loss_scale) if self.scale.enabled else self.scale
+        load_model(checkpoint, self.model)
+        load_optimizer(checkpoint, self.model, self.optimizer)
+        if self.ema is not None:
+            load_average(checkpoint, self.ema.tensors())
+
+    def close(self) -> None:
+        """Wait for the last write; nothing stays open."""
+        self.saver.wait()
+        self.log.close()
+
+
+FAR = 1 << 62  # a last step that has not been decided
+
+
+def compiled_numerator(model: Decoder, how: str) -> Numerator:
+    """The loss as one compiled graph (`model`), with compiled blocks (`blocks`), or as it is (`off`).
+
+    Parameter names stay what they are in every case.
+    """
+    if how == "model":
+        return torch.compile(causal_numerator)
+    if how == "blocks":
+        for block in model.blocks:
+            block.compile()
+    return causal_numerator
+
+
+def _merged(ranges: list[list[int]]) -> list[list[int]]:
+    """Ranges without overlap; a rewound range may contain batches that were skipped one by one."""
+    merged: list[list[int]] = []
+    for first, count in sorted(ranges):
+        if merged and first <= merged[-1][0] + merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], first + count - merged[-1][0])
+        else:
+            merged.append([first, count])
+    return merged
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0
+
+
+def _advice(found: dict[str, Any], rejected: int) -> str:
+    if found["cause"] == "data":
+        return "look at these documents; train.guard.policy=skip leaves such batches out"
+    again = f"{rejected} steps in a row were rejected, so it is not one batch: " if rejected > 1 else ""
+    return (
+        again + "lower train.learning_rate, lengthen train.warmup_fraction, or set train.guard.policy=rewind"
+    )
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text
-
-
-def _refuse_non_finite(loss: float, grad_norm: float, step: int, sample_ids, sampler: Sampler) -> None:
-    """Decide before the optimizer moves (law 5), and name the documents of the step."""
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
-    documents = [d for sample in sample_ids.tolist() for d in sampler.documents(sample)]
-    raise DivergedError(
-        f"loss {loss} and gradient norm {grad_norm} at step {step + 1}; weights are unchanged since step {step}",
-        where="pretrain",
-        hint="lower train.learning_rate; documents of this step: " + ", ".join(documents[:6]),
-    )
-
-
-class _Clock:
-    """Seconds in training over all attempts, and the typical time from one step to the next."""
-
-    def __init__(self, before: float, steps_before: int) -> None:
-        self._before, self._before_a_step = before, before / max(steps_before, 1)
-        self._start = time.perf_counter()
-        self._first_step_end: float | None = None
-        self._steps_since = 0
-
-    def seconds(self) -> float:
-        return self._before + time.perf_counter() - self._start
-
-    def tick(self) -> None:
-        """An optimizer step ended. The first is not counted: it may compile."""
-        if self._first_step_end is None:
-            self._first_step_end = time.perf_counter()
-        else:
-            self._steps_since += 1
-
-    def step_seconds(self) -> float:
-        """Mean time between steps, callbacks and checkpoints included; just resumed: that of the attempts before."""
-        if self._first_step_end is None or self._steps_since == 0:
-            return max(self._before_a_step or time.perf_counter() - self._start, 1e-3)
-        return (time.perf_counter() - self._first_step_end) / self._steps_since

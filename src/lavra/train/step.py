@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +11,8 @@ from torch import Tensor
 from lavra.batch import Batch
 from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_normalizer, causal_numerator
+from lavra.parallel.ranks import ALONE, Ranks
+from lavra.train.precision import autocast
 
 Numerator = Callable[[Decoder, Batch], Tensor]
 
@@ -21,44 +22,59 @@ class StepResult:
     """Facts of one optimizer step before the optimizer moved.
 
     Attributes:
-        loss: nats per target, mean over the global step.
+        loss: nats per target, mean over the global step (all processes).
         targets: number of targets of the global step.
+        micro_losses: summed nats of each micro-batch of this process.
     """
 
     loss: float
     targets: int
-
-
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
-    """bf16 compute over fp32 master weights, or plain fp32."""
-    if precision == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return contextlib.nullcontext()
+    micro_losses: list[float] = field(default_factory=list)
 
 
 def accumulate(
-    model: Decoder, batch: Batch, *, micro_batch_size: int, precision: str, numerator: Numerator
+    model: Decoder,
+    batch: Batch,
+    *,
+    micro_batch_size: int,
+    precision: str,
+    numerator: Numerator = causal_numerator,
+    seq_len: int | None = None,
+    loss_scale: float = 1.0,
+    ranks: Ranks = ALONE,
 ) -> StepResult:
-    """Gradients of the mean loss of the whole global step, summed over its micro-batches.
+    """Gradients of the mean loss of the whole global step, summed over its micro-batches and processes.
 
     Args:
-        batch: the global step's sequences.
+        batch: this process's sequences of the global step; may be empty.
         micro_batch_size: sequences a forward pass; changes memory, not the loss.
+        seq_len: cut the sequences to this length first (documents start anew at each cut).
+        loss_scale: factor on the loss during the backward pass only; divided out of the gradients again.
+
+    Raises:
+        ValueError: the global step has no target at all.
     """
     device = next(model.parameters()).device
-    targets = causal_normalizer(batch)
-    assert targets, "a global step without targets"
-    total = torch.zeros((), dtype=torch.float64)
+    targets = int(ranks.sum([causal_normalizer(batch)])[0])
+    if not targets:
+        raise ValueError("a global step without targets: every position is masked")
+    sums = []
     for micro in batch.split(micro_batch_size):
+        if seq_len is not None:
+            micro = micro.cut(seq_len)
         with autocast(device, precision):
             loss_sum = numerator(model, micro.to(device))
-        (loss_sum / targets).backward()
-        total += loss_sum.detach().double().cpu()
-    return StepResult(loss=float(total) / targets, targets=targets)
+        (loss_sum * (loss_scale / targets)).backward()
+        sums.append(loss_sum.detach().double())
+    ranks.sum_gradients(model.parameters())
+    if loss_scale != 1.0:
+        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], 1.0 / loss_scale)
+    micro_losses = torch.stack(sums).tolist() if sums else []
+    return StepResult(ranks.sum([sum(micro_losses)])[0] / targets, targets, micro_losses)
 
 
 @torch.no_grad()
-def validation_loss(model: Decoder, batches: list[Batch], *, precision: str) -> float:
+def validation_loss(model: Decoder, batches: Sequence[Batch], *, precision: str) -> float:
     """Mean nats per target over `batches`: the same numerator and normaliser as training."""
     device = next(model.parameters()).device
     total, targets = 0.0, 0
