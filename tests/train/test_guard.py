@@ -180,7 +180,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path, tiny_model, sampler, se
     model = tiny_model()
     with torch.no_grad():
         model.blocks[1].feed_forward.out.weight[0, 0] = math.nan
-    with pytest.raises(DivergedError, match="rejected|lower") as error:
+    with pytest.raises(DivergedError, match="not finite") as error:
         run(model, sampler, settings(), tmp_path)
     assert "blocks.1.feed_forward.out.weight (weights)" in error.value.what
 

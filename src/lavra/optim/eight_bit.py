@@ -25,12 +25,4 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):
         for table in ("qmap1", "qmap2"):
             if table in state:
                 state[table] = state[table].clone()
-        state["step"] = torch.tensor(state["step"])
-
-    @torch.no_grad()
-    def update_step(self, group: dict, p: torch.Tensor, gindex: int, pindex: int) -> None:
-        """Move `p` and its moments."""
-        state = self.state[p]
-        state["step"] = int(state["step"])  # its kernels take a number
-        super().update_step(group, p, gindex, pindex)
-        state["step"] = torch.tensor(state["step"])
+        state["step"] = torch.tensor(state["step"])  # counts in place; torch hands its value to the kernels

@@ -22,13 +22,13 @@ class Lion(torch.optim.Optimizer):
         """One step for each parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
             gradients = [p.grad for p in parameters]
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
             averages = [self.state[p]["exp_avg"] for p in parameters]
-            if not parameters:
-                continue
             beta1, beta2 = group["betas"]
             updates = torch._foreach_lerp(averages, gradients, 1 - beta1)
             torch._foreach_sign_(updates)

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # (a, b, c) of Jordan 2024: steepest at 0, ends within [0.7, 1.2]
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # (a, b, c) of Jordan 2024: steepest at 0, ends near [0.7, 1.2]
 STEPS = 5
 _SMALLEST_NORM = 1e-7
-# From here on the Gram form needs fewer multiplications: 4 C/R + 34 against 20 C/R + 10, in units of R^3.
+# C/R from which the Gram form needs fewer operations: 4 C/R + 34 against 20 C/R + 10, in units of R^3.
 _GRAM_RATIO = 1.5
-# Elements of a stack: on a CPU what its caches hold, elsewhere a bound on the memory that a step takes.
-_STACK = {"cpu": 1 << 19}
-_STACK_ELSEWHERE = 1 << 26
+# Elements of one stack: on a CPU what its caches hold, elsewhere a bound on the memory that a step takes.
+_STACK_ON_CPU, _STACK_ELSEWHERE = 1 << 18, 1 << 26
 
 
 class Muon(torch.optim.Optimizer):
@@ -77,12 +76,12 @@ class Muon(torch.optim.Optimizer):
                 wide = (p.mT, g.mT, b.mT) if p.shape[0] > p.shape[1] else (p, g, b)
                 stacks[wide[0].shape].append(wide)
         for shape, matrices in stacks.items():
-            device = matrices[0][0].device
-            count = max(1, _STACK.get(device.type, _STACK_ELSEWHERE) // shape.numel())
+            on_cpu = matrices[0][0].is_cpu
+            count = max(1, (_STACK_ON_CPU if on_cpu else _STACK_ELSEWHERE) // shape.numel())
             for start in range(0, len(matrices), count):
                 parameters, gradients, buffers = zip(*matrices[start : start + count], strict=True)
                 updates = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))
-                updates = orthogonalize(updates if device.type == "cpu" else updates.bfloat16())
+                updates = orthogonalize(updates if on_cpu else updates.bfloat16())
                 scale = 0.2 * math.sqrt(shape[1])
                 torch._foreach_add_(parameters, updates.unbind(), alpha=-group["lr"] * scale)
 

@@ -72,4 +72,4 @@ def _left(steps_after: int, length: int, notch: int) -> float:
     left = steps_after + notch
     if left >= length + notch:
         return 1.0
-    return max(left, 0) / (length + notch)
+    return max(left, 0) / max(length + notch, 1)

@@ -30,6 +30,8 @@ class DecoupledSGD(torch.optim.Optimizer):
         """One step for each parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
             buffers = []
             if group["momentum"]:
                 for parameter in parameters:

@@ -36,6 +36,7 @@ def blame(
     sampler: Sampler,
     *,
     micro_batch_size: int,
+    seq_len: int,
     precision: str,
     non_finite: bool,
     describe: Describe = DocumentSpan._asdict,
@@ -45,13 +46,15 @@ def blame(
 
     Args:
         batch: this process's part of the step.
+        seq_len: what its sequences are cut to.
         describe: a document span -> what an event says of it (adds an excerpt).
 
     Returns:
         JSON-able: `cause` (`data`: some sequences stand out from the batch; `weights`: all of it is bad),
         `sequences`, and `layer` where something was not finite.
     """
-    losses = _sequence_losses(model, batch, precision)
+    parts = [one.cut(seq_len) for one in batch.split(1)]
+    losses = [_loss(model, one, precision) for one in parts]
     mine: list[dict[str, Any]] = [
         {"rank": ranks.rank, "micro_batch": place // micro_batch_size, "sample": int(sample), "loss": loss}
         for place, (sample, loss) in enumerate(zip(batch.sample_ids.tolist(), losses, strict=True))
@@ -64,21 +67,18 @@ def blame(
         facts["documents"] = [describe(span) for span in sampler.documents(facts["sample"])]
     found: dict[str, Any] = {"cause": _cause(outliers, len(everyone)), "sequences": worst}
     if non_finite:
-        layers = ranks.gather(_first_non_finite(model, batch, losses, precision))
+        layers = ranks.gather(_first_non_finite(model, parts, losses, precision))
         found["layer"] = next((layer for layer in layers if layer), "none: it did not happen again")
     return found
 
 
 @torch.no_grad()
-def _sequence_losses(model: Decoder, batch: Batch, precision: str) -> list[float]:
-    """Nats per target of each sequence alone; 0 for one without targets."""
+def _loss(model: Decoder, one: Batch, precision: str) -> float:
+    """Nats per target; 0 without targets."""
     device = next(model.parameters()).device
-    losses = []
-    for one in batch.split(1):
-        with autocast(device, precision):
-            total = float(causal_numerator(model, one.to(device)))
-        losses.append(total / max(causal_normalizer(one), 1))
-    return losses
+    with autocast(device, precision):
+        total = float(causal_numerator(model, one.to(device)))
+    return total / max(causal_normalizer(one), 1)
 
 
 def _outliers(losses: list[float]) -> int:
@@ -98,18 +98,14 @@ def _cause(outliers: int, sequences: int) -> Cause:
     return "data" if outliers < sequences else "weights"
 
 
-def _first_non_finite(model: Decoder, batch: Batch, losses: list[float], precision: str) -> str:
+def _first_non_finite(model: Decoder, parts: list[Batch], losses: list[float], precision: str) -> str:
     """Where the first value that is not finite appears: weights, then the forward pass, then the backward pass."""
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             return f"{name} (weights)"
     device = next(model.parameters()).device
-    order = sorted(range(len(batch)), key=lambda i: math.isfinite(losses[i]))  # suspects first
-    for place in order:
-        one = Batch(*(x[place : place + 1] for x in (
-            batch.tokens, batch.targets, batch.positions, batch.loss_mask, batch.sample_ids
-        ))).to(device)  # fmt: skip
-        if found := _watch(model, one, device, precision):
+    for place in sorted(range(len(parts)), key=lambda i: math.isfinite(losses[i])):  # suspects first
+        if found := _watch(model, parts[place].to(device), device, precision):
             return found
     return ""
 

@@ -332,9 +332,10 @@ class _Training:
         policy = self.settings.guard.policy
         found = blame(
             self.model,
-            batch.cut(shape.seq_len),
+            batch,
             self.sampler,
             micro_batch_size=self.state.micro_batch_size,
+            seq_len=shape.seq_len,
             precision=self.settings.precision,
             non_finite=verdict.kind == "non_finite",
             describe=self.describe,
