@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavra.model.config import ModelShape
-from lavra.model.decoder import Decoder
 
 
 class PlainBlock(nn.Module):
@@ -64,32 +63,29 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def load_weights(model: PlainDecoder, decoder: Decoder) -> None:
-    """The weights of lavra's decoder, its fused projections taken apart."""
-    model.embedding.weight.copy_(decoder.embedding.weight)
-    model.norm.weight.copy_(decoder.norm.weight)
-    for mine, theirs in zip(model.blocks, decoder.blocks, strict=True):
-        heads = theirs.attention.qkv.weight.split([x.weight.shape[0] for x in (mine.q, mine.k, mine.v)])
-        for linear, part in zip((mine.q, mine.k, mine.v), heads, strict=True):
-            linear.weight.copy_(part)
-        for linear, part in zip(
-            (mine.gate, mine.up), theirs.feed_forward.gate_up.weight.chunk(2), strict=True
-        ):
-            linear.weight.copy_(part)
-        mine.o.weight.copy_(theirs.attention.out.weight)
-        mine.down.weight.copy_(theirs.feed_forward.out.weight)
-        mine.norm1.weight.copy_(theirs.attention_norm.weight)
-        mine.norm2.weight.copy_(theirs.feed_forward_norm.weight)
+def load_weights(model: PlainDecoder, outer: dict[str, Tensor], blocks: list[dict[str, Tensor]]) -> None:
+    """Weights in plain names, as `contenders.protocol.Task.separate_weights` gives them."""
+    model.embedding.weight.copy_(outer["embedding"])
+    model.norm.weight.copy_(outer["norm"])
+    for block, weights in zip(model.blocks, blocks, strict=True):
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            getattr(block, name).weight.copy_(weights[name])
+        block.norm1.weight.copy_(weights["attention_norm"])
+        block.norm2.weight.copy_(weights["feed_forward_norm"])
 
 
 def plain_step(
-    model: PlainDecoder, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor
+    model: PlainDecoder,
+    optimizer: torch.optim.Optimizer,
+    tokens: Tensor,
+    targets: Tensor,
+    clip_norm: float,
 ) -> float:
     """One optimizer step of the tutorial loop; returns the loss."""
     logits = model(tokens)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     optimizer.zero_grad()
     return loss.item()

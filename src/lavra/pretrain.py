@@ -29,7 +29,7 @@ EXCERPT_TOKENS = 48
 
 # Settings that change what training computes; the others (checkpoints, logging) do not rebuild anything.
 _OPTIMIZATION = {
-    "batch_ramp", "optimizer", "schedule", "decay_fraction", "lr_floor", "weight_decay", "betas", "momentum",
+    "batch_ramp", "optimizer", "schedule", "decay_fraction", "cycle", "lr_floor", "weight_decay", "betas", "momentum",
     "clip", "grad_clip", "ema_decay", "recompute", "guard",
 }  # fmt: skip
 
@@ -170,6 +170,7 @@ def _settings(run: Run, *, background_checkpoints: bool) -> TrainSettings:
         keep_checkpoints=config.keep_checkpoints,
         log_every=config.log_every,
         guard=config.guard,
+        cycle=config.cycle,
         lr_floor=config.lr_floor,
         ema_decay=config.ema_decay,
         keep_every=config.keep_every,

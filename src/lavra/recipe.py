@@ -5,6 +5,7 @@ Precedence: command line > environment > recipe file > preset > default.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from lavra.errors import UsageError
 from lavra.evaluate import config as evaluate_config
 from lavra.evaluate.config import EvaluateConfig
 from lavra.model.config import ModelConfig
+from lavra.optim.schedules import horizon_free
 from lavra.schema import (
     Config,
     Count,
@@ -113,10 +115,35 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _schedule_fits_budget(self) -> Recipe:
-        if self.train.schedule == "cosine" and self.budget.time is not None:
+        if self.budget.time is not None and not horizon_free(self.train.schedule):
             raise ValueError(
-                "train.schedule cosine needs a horizon known in advance; use wsd, or a budget in tokens or flops"
+                f"train.schedule {self.train.schedule} needs a horizon known in advance; use wsd, or a budget in "
+                "tokens or flops"
             )
+        if self.train.schedule == "cyclic" and self.train.cycle < 2:
+            raise ValueError("train.schedule cyclic needs train.cycle, 2 steps or more")
+        return self
+
+    @model_validator(mode="after")
+    def _mixture_is_whole(self) -> Recipe:
+        tokens = self.tokens
+        for name in ("max_epochs", "curriculum"):
+            if getattr(tokens, name) and not tokens.mixture:
+                raise ValueError(f"tokens.{name} needs tokens.mixture, the weights to begin with")
+        starts = [math.inf if s.start == "decay" else s.start for s in tokens.curriculum]
+        if starts != sorted(set(starts)):
+            raise ValueError("tokens.curriculum goes by rising `start`, `decay` last")
+        for name, ramp in (
+            ("tokens.seq_len_ramp", tokens.seq_len_ramp),
+            ("train.batch_ramp", self.train.batch_ramp),
+        ):
+            untils = [stage.until for stage in ramp]
+            if untils != sorted(set(untils)):
+                raise ValueError(f"{name} goes by rising `until`")
+        if tokens.seq_len != "auto" and any(tokens.seq_len % r.seq_len for r in tokens.seq_len_ramp):
+            raise ValueError(f"every tokens.seq_len_ramp length must divide tokens.seq_len {tokens.seq_len}")
+        if tokens.seq_len == "auto" and tokens.seq_len_ramp:
+            raise ValueError("tokens.seq_len_ramp needs a tokens.seq_len that its lengths divide")
         return self
 
 

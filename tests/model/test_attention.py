@@ -97,13 +97,16 @@ def test_float32_values_and_gradients_equal_the_definition(layout: dict) -> None
 
 @settings(max_examples=25, deadline=None)
 @given(layout=layouts)
-def test_bfloat16_is_as_close_to_the_definition_as_the_formats_rounding(layout: dict) -> None:
+def test_bfloat16_is_as_close_to_the_definition_as_torchs_own_kernel(layout: dict) -> None:
+    """Where a gradient cancels (rows of two or three keys), its relative error has no bound in any kernel."""
     qkv, starts = build(layout, torch.bfloat16)
     found = value_and_gradients(attention, *qkv, starts)
+    kernel = value_and_gradients(module._sdpa, *(x.detach().requires_grad_() for x in qkv), starts)
     exact = value_and_gradients(definition, *(x.detach().double().requires_grad_() for x in qkv), starts)
-    for mine, truth in zip(found, exact, strict=True):
+    for mine, its, truth in zip(found, kernel, exact, strict=True):
         assert mine.dtype == torch.bfloat16
-        assert (mine - truth).norm() <= 0.02 * truth.norm() + 1e-3
+        allowed = max(0.01 * truth.norm(), 3 * (its - truth).norm(), 2**-8 * truth.numel() ** 0.5)
+        assert (mine - truth).norm() <= allowed
 
 
 @settings(max_examples=25, deadline=None)

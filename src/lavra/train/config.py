@@ -80,6 +80,7 @@ class TrainConfig(Config):
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.35, description="WSD decay / planned steps"
     )
+    cycle: Count = Field(default=0, description="cyclic: optimizer steps from one peak to the next")
     lr_floor: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="Learning rate of the last step / peak"
     )

@@ -64,6 +64,7 @@ class TrainSettings:
     keep_checkpoints: int
     log_every: int
     guard: GuardConfig
+    cycle: int = 0  # steps, of a cyclic schedule
     lr_floor: float = 0.0
     ema_decay: float = 0.0  # 0: no average is kept
     keep_every: int = 0
@@ -81,7 +82,6 @@ class TrainState:
         ledger: tokens trained on by source.
         guard: see `Guard.state`.
         loss_scale: see `LossScale.state`.
-        decay_step: step at which a time-boxed run began its decay; -1: not yet, or no such run.
     """
 
     step: int = 0
@@ -284,6 +284,7 @@ class _Training:
             horizon=FAR if horizon.open else horizon.steps,
             decay=horizon.decay,
             floor=settings.lr_floor,
+            cycle=settings.cycle,
         )
 
     def _gradients(self, batch: Batch, shape: StepSamples) -> tuple[StepResult, float]:
