@@ -1,0 +1,51 @@
+"""Oracle: the same model that keeps everything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lavra.batch import Batch
+from lavra.parallel.recompute import apply_recompute
+from lavra.train.step import accumulate
+
+
+def batch() -> Batch:
+    tokens, targets = torch.randint(1, 48, (2, 4, 16), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(16).expand(4, -1)
+    return Batch(tokens, targets, positions, torch.ones(4, 16, dtype=torch.bool), torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("policy", "forwards"),
+    [("none", [1, 1, 1]), ("full", [2, 2, 2]), (2, [2, 1, 2]), ("selective", [2, 2, 2])],
+)
+def test_recomputing_changes_no_bit_and_happens_where_it_was_asked_for(tiny_model, policy, forwards) -> None:
+    plain, model = tiny_model(n_layers=3), tiny_model(n_layers=3)
+    names = [name for name, _ in model.named_parameters()]
+    apply_recompute(model, policy)
+    assert [name for name, _ in model.named_parameters()] == names
+    seen = [0, 0, 0]
+    for number, block in enumerate(model.blocks):
+
+        def count(module, inputs, number=number) -> None:
+            seen[number] += 1
+
+        block.feed_forward.register_forward_pre_hook(count)
+    expected = accumulate(plain, batch(), micro_batch_size=4, precision="fp32")
+    assert accumulate(model, batch(), micro_batch_size=4, precision="fp32").loss == expected.loss
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    assert seen == forwards
+
+
+def test_selective_recomputation_multiplies_matrices_only_once(tiny_model) -> None:
+    def flops(policy) -> int:
+        model = tiny_model()
+        apply_recompute(model, policy)
+        with FlopCounterMode(display=False) as counter:  # sees what runs, not what is answered from memory
+            accumulate(model, batch(), micro_batch_size=4, precision="fp32")
+        return counter.get_total_flops()
+
+    assert flops("selective") == flops("none") < flops("full")
