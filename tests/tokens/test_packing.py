@@ -93,3 +93,9 @@ def test_concatenated_rows_never_hold_two_sources(write_store, tmp_path) -> None
     assert list(zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True)) == [
         (0, 4), (4, 5), (5, 9), (9, 13), (13, 15),
     ]  # fmt: skip
+
+
+def test_a_piece_goes_to_the_fullest_row_that_holds_it(write_store, tmp_path) -> None:
+    """The emptiest row would need a third row here; lengths count the end token."""
+    store = write_store(tmp_path, [[[1] * (n - 1) for n in (6, 5, 4, 3, 2)]])
+    assert plan_rows(store, 10, best_fit=True).source_rows.tolist() == [0, 2]

@@ -201,6 +201,7 @@ def test_a_warning_steps_all_the_same_but_never_on_nan(
     state = run(tiny_model(), sampler, config, tmp_path, on_event=events.append)
     assert [(e["kind"], e["act"]) for e in events] == [("loss_spike", "warn"), ("non_finite", "skip")]
     assert state.skipped == [[150, 6]]
+    assert max(state.guard["losses"]) < 5  # what was warned of does not widen the window
 
 
 def test_rejections_in_a_row_stop_the_run_with_advice(
@@ -232,6 +233,19 @@ def test_rewinding_goes_back_leaves_the_batches_out_and_keeps_the_record(
     without.batch = lambda samples: batch(skip(samples, [(6 * 26, 24)]))
     run(told, without, settings(), tmp_path / "told")
     assert equal(weights(model), weights(told))
+
+
+def test_rewinds_that_get_no_farther_stop_the_run(
+    tmp_path, tiny_model, sampler, settings, monkeypatch
+) -> None:
+    """All that comes after step 29 is bad: no batch is to blame, and going back for ever would help nobody."""
+    monkeypatch.setattr(loop, "causal_numerator", harmed(set(range(6 * 29, 100_000)), HARMS["spike"]))
+    config = settings(guard=GuardConfig(policy="rewind", rewind_steps=4, patience=3), keep_every=10)
+    events = []
+    with pytest.raises(DivergedError, match=r"3 rewinds|limit") as error:
+        run(tiny_model(), sampler, config, tmp_path, on_event=events.append)
+    assert "learning_rate" in error.value.hint
+    assert 1 <= sum(e["kind"] == "rewound" for e in events) <= 3
 
 
 class PowerCut(BaseException):

@@ -35,7 +35,7 @@ class GuardConfig(Config):
     )
     patience: Annotated[Count, Field(ge=1)] = Field(
         default=5,
-        description="Rejected steps in a row (or rewinds since an accepted step) after which the run stops",
+        description="Rejected steps in a row, or rewinds that get no farther, after which the run stops",
     )
     rewind_steps: Annotated[Count, Field(ge=1)] = Field(
         default=8, description="rewind: batches left out, the rejected one and those before it"

@@ -79,6 +79,8 @@ class TrainState:
         tokens: targets trained on.
         seconds: time in training, over all attempts.
         skipped: sample ranges left out, in the order of the decisions.
+        rewinds: how often training went back without getting past `rewound_from` since.
+        rewound_from: the farthest step that was rejected by a rewind.
         ledger: tokens trained on by source.
         guard: see `Guard.state`.
         loss_scale: see `LossScale.state`.
@@ -89,6 +91,8 @@ class TrainState:
     seconds: float = 0.0
     micro_batch_size: int = 0
     skipped: list[list[int]] = field(default_factory=list)
+    rewinds: int = 0
+    rewound_from: int = 0
     ledger: dict[str, int] = field(default_factory=dict)
     guard: dict[str, Any] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
@@ -366,6 +370,15 @@ class _Training:
     def _rewind(self, shape: StepSamples) -> None:
         """Back to the newest checkpoint before the batches that are left out; the decision is saved with it."""
         at, rejected = self.state.step, self.guard.rejected
+        rewinds = self.state.rewinds + 1 if at <= self.state.rewound_from else 1
+        farthest = max(at, self.state.rewound_from)
+        if rewinds > self.settings.guard.patience:
+            self.close()
+            raise DivergedError(
+                f"{rewinds - 1} rewinds did not get past step {farthest + 1}",
+                where="pretrain",
+                hint="it is not the data: lower train.learning_rate or lengthen train.warmup_fraction",
+            )
         oldest = max(0, at - self.settings.guard.rewind_steps + 1)
         self.saver.wait()
         self._agree(False)  # nobody looks before rank 0 has written
@@ -383,6 +396,7 @@ class _Training:
         skipped = [*self.state.skipped, [first, count]]
         self._load(before[-1])
         self.state.skipped, self.guard.rejected = _merged(skipped), rejected
+        self.state.rewinds, self.state.rewound_from = rewinds, farthest
         self.log.reopen_after(self.state.step)
         self._event(
             "rewound",
