@@ -10,11 +10,11 @@ from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: threads cost more than they give
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
-settings.register_profile("lavra", deadline=None)  # a busy machine is no failure
-settings.load_profile("lavra")
+hypothesis.settings.register_profile("lavra", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("lavra")
 
 END = 0  # end token of the synthetic stores
 
@@ -92,6 +92,35 @@ def write_store() -> Callable[..., Any]:
         return TokenStore(folder, "train", end_id=END, dtype=dtype)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def settings() -> Callable[..., Any]:
+    """`settings(**overrides)` -> TrainSettings: six sequences of 16 a step, two micro-batches."""
+    from lavra.optim.build import OptimizerSettings
+    from lavra.tokens.ramps import StepPlan
+    from lavra.train.config import GuardConfig
+    from lavra.train.state import TrainSettings
+
+    def make(**overrides: Any) -> Any:
+        values = dict(
+            steps=StepPlan(6, 16),
+            micro_batch_size=4,
+            optimizer=OptimizerSettings(learning_rate=1e-2),
+            schedule="wsd",
+            warmup=3,
+            clip="norm",
+            grad_clip=1.0,
+            precision="fp32",
+            compile="off",
+            checkpoint_every=1e9,
+            keep_checkpoints=2,
+            log_every=1,
+            guard=GuardConfig(),
+        )
+        return TrainSettings(**(values | overrides))
+
+    return make
 
 
 @pytest.fixture(scope="session")

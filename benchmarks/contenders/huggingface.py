@@ -128,26 +128,21 @@ def llama(task: Task, variant: Variant) -> torch.nn.Module:
 
 
 def llama_weights(task: Task) -> dict[str, torch.Tensor]:
-    outer, blocks = task.separate_weights()
-    weights = {
-        "lm_head.weight": outer["head"],
-        "model.embed_tokens.weight": outer["embedding"],
-        "model.norm.weight": outer["norm"],
-    }
-    for index, block in enumerate(blocks):
-        named = {
-            "input_layernorm": block["attention_norm"],
-            "self_attn.q_proj": block["q"],
-            "self_attn.k_proj": block["k"],
-            "self_attn.v_proj": block["v"],
-            "self_attn.o_proj": block["o"],
-            "post_attention_layernorm": block["feed_forward_norm"],
-            "mlp.gate_proj": block["gate"],
-            "mlp.up_proj": block["up"],
-            "mlp.down_proj": block["down"],
-        }
-        weights |= {f"model.layers.{index}.{name}.weight": weight for name, weight in named.items()}
-    return weights
+    return task.named_weights(
+        {"lm_head": "head", "model.embed_tokens": "embedding", "model.norm": "norm"},
+        "model.layers.{}",
+        {
+            "input_layernorm": ("attention_norm",),
+            "self_attn.q_proj": ("q",),
+            "self_attn.k_proj": ("k",),
+            "self_attn.v_proj": ("v",),
+            "self_attn.o_proj": ("o",),
+            "post_attention_layernorm": ("feed_forward_norm",),
+            "mlp.gate_proj": ("gate",),
+            "mlp.up_proj": ("up",),
+            "mlp.down_proj": ("down",),
+        },
+    )
 
 
 if __name__ == "__main__":

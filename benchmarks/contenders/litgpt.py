@@ -148,24 +148,19 @@ def litgpt_config(task: Task) -> Any:
 
 
 def litgpt_weights(task: Task) -> dict[str, torch.Tensor]:
-    outer, blocks = task.separate_weights()
-    weights = {
-        "lm_head.weight": outer["head"],
-        "transformer.wte.weight": outer["embedding"],
-        "transformer.ln_f.weight": outer["norm"],
-    }
-    for index, block in enumerate(blocks):
-        named = {
-            "norm_1": block["attention_norm"],
-            "attn.qkv": torch.cat([block["q"], block["k"], block["v"]]),
-            "attn.proj": block["o"],
-            "norm_2": block["feed_forward_norm"],
-            "mlp.fc_1": block["gate"],
-            "mlp.fc_2": block["up"],
-            "mlp.proj": block["down"],
-        }
-        weights |= {f"transformer.h.{index}.{name}.weight": weight for name, weight in named.items()}
-    return weights
+    return task.named_weights(
+        {"lm_head": "head", "transformer.wte": "embedding", "transformer.ln_f": "norm"},
+        "transformer.h.{}",
+        {
+            "norm_1": ("attention_norm",),
+            "attn.qkv": ("q", "k", "v"),
+            "attn.proj": ("o",),
+            "norm_2": ("feed_forward_norm",),
+            "mlp.fc_1": ("gate",),
+            "mlp.fc_2": ("up",),
+            "mlp.proj": ("down",),
+        },
+    )
 
 
 def parameter_count(config: Any, task: Task) -> int:

@@ -96,6 +96,24 @@ class Task:
             )
         return outer, blocks
 
+    def named_weights(
+        self, outer_names: dict[str, str], layer: str, block_names: dict[str, tuple[str, ...]]
+    ) -> dict[str, Tensor]:
+        """The weights under a peer's names.
+
+        Args:
+            outer_names: peer's name -> plain name, outside the blocks.
+            layer: prefix of block `{}`.
+            block_names: peer's name in a block -> plain names, stacked on their rows.
+        """
+        outer, blocks = self.separate_weights()
+        weights = {f"{name}.weight": outer[plain] for name, plain in outer_names.items()}
+        for index, block in enumerate(blocks):
+            for name, plain in block_names.items():
+                key = f"{layer.format(index)}.{name}.weight"
+                weights[key] = torch.cat([block[p] for p in plain]) if len(plain) > 1 else block[plain[0]]
+        return weights
+
     def save(self, path: Path) -> None:
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, path)
 

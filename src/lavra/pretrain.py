@@ -15,14 +15,13 @@ from lavra.pipeline import Run, build_or_reuse
 
 if TYPE_CHECKING:
     from lavra.model.decoder import Decoder
-    from lavra.parallel.recompute import RecomputePolicy
     from lavra.tokenizer.bpe import Tokenizer
     from lavra.tokens.mixture import Mixture
     from lavra.tokens.ramps import StepPlan
     from lavra.tokens.sampler import DocumentSpan, Sampler
     from lavra.tokens.windows import Windows
     from lavra.train.horizon import Horizon
-    from lavra.train.loop import Callback, StepFacts, TrainSettings, TrainState
+    from lavra.train.state import Callback, StepFacts, TrainSettings, TrainState
 
 FORMAT_VERSION = 2
 EXCERPT_TOKENS = 48
@@ -75,6 +74,7 @@ def _train(run: Run) -> TrainState:
     import torch
 
     from lavra.optim.groups import describe_groups, parameter_groups
+    from lavra.parallel.recompute import apply_recompute
     from lavra.tokens.build import open_windows
     from lavra.tokens.sampler import Sampler
     from lavra.train.horizon import Horizon
@@ -91,7 +91,8 @@ def _train(run: Run) -> TrainState:
     if note := check_precision(decisions["precision"], device):
         console.say(f"  {note}")
     apply_precision(model, decisions["precision"], device)
-    _apply_recompute(model, run.recipe.train.recompute)
+    if described := apply_recompute(model, run.recipe.train.recompute):
+        console.say(f"  recompute: {described}")
     windows = open_windows(run.folder("tokens"), "train", tokenizer, packing, shape.seq_len)
     if windows.store.n_tokens < shape.seq_len:
         raise PreflightError(
@@ -141,7 +142,7 @@ def _train(run: Run) -> TrainState:
 def _settings(run: Run, *, background_checkpoints: bool) -> TrainSettings:
     from lavra.optim.build import OptimizerSettings
     from lavra.tokens.ramps import Ramp, StepPlan
-    from lavra.train.loop import TrainSettings
+    from lavra.train.state import TrainSettings
 
     config, decisions = run.recipe.train, run.plan["decisions"]
     seq_len = decisions["seq_len"]
@@ -176,13 +177,6 @@ def _settings(run: Run, *, background_checkpoints: bool) -> TrainSettings:
         keep_every=config.keep_every,
         background_checkpoints=background_checkpoints,
     )
-
-
-def _apply_recompute(model: Decoder, policy: RecomputePolicy) -> None:
-    from lavra.parallel.recompute import apply_recompute
-
-    if described := apply_recompute(model, policy):
-        console.say(f"  recompute: {described}")
 
 
 class EventLog:

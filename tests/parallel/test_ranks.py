@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from lavra.errors import DivergedError
 from lavra.metrics import GRAD_NORM, TRAIN_LOSS, read_jsonl
 from lavra.objective.causal import causal_numerator
-from lavra.optim.build import OptimizerSettings
 from lavra.parallel.ranks import Ranks
 from lavra.tokens.mixture import Mixture, Stage
 from lavra.tokens.packing import ConcatRows
@@ -23,7 +23,7 @@ from lavra.tokens.windows import Windows
 from lavra.train import loop
 from lavra.train.config import GuardConfig
 from lavra.train.horizon import Horizon
-from lavra.train.loop import TrainSettings, train
+from lavra.train.loop import train
 from lavra.train.signals import StopRequest
 from lavra.train.step import accumulate
 
@@ -38,24 +38,16 @@ def test_the_shares_are_the_whole_in_order(size: int, count: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def settings(**overrides) -> TrainSettings:
-    values = dict(
-        steps=StepPlan(5, 16, [Ramp(16 * 30, 3)], [Ramp(16 * 50, 8)]),  # 5 samples: unequal shares on purpose
+@pytest.fixture
+def unequal(settings):
+    """Settings of five samples a step: unequal shares on purpose, and other batches and lengths at the beginning."""
+    return functools.partial(
+        settings,
+        steps=StepPlan(5, 16, [Ramp(16 * 30, 3)], [Ramp(16 * 50, 8)]),
         micro_batch_size=2,
-        optimizer=OptimizerSettings(learning_rate=1e-2),
-        schedule="wsd",
-        warmup=3,
-        clip="norm",
-        grad_clip=1.0,
-        precision="fp32",
-        compile="off",
-        checkpoint_every=1e9,
-        keep_checkpoints=2,
-        log_every=1,
         guard=GuardConfig(rewind_steps=2),
         keep_every=5,
     )
-    return TrainSettings(**(values | overrides))
 
 
 @pytest.fixture
@@ -104,11 +96,11 @@ def metrics_of(folder, name: str) -> list[float]:
 
 
 def test_data_order_and_losses_are_equal_for_one_two_and_four_processes(
-    tmp_path, tiny_model, store, ranks
+    tmp_path, tiny_model, store, ranks, unequal
 ) -> None:
     results = {}
     for size in (1, 2, 4):
-        answers = ranks(size, job, tiny_model(), store, tmp_path / str(size), settings())
+        answers = ranks(size, job, tiny_model(), store, tmp_path / str(size), unequal())
         everything = sorted(s for a in answers for s in a["read"])
         assert everything[: 3 * 10] == list(range(30))  # each sample once, whoever read it
         results[size] = (
@@ -129,12 +121,12 @@ def test_data_order_and_losses_are_equal_for_one_two_and_four_processes(
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2), (2, 4)])
 def test_a_run_resumed_on_another_number_of_processes_reads_the_same_data(
-    tmp_path, tiny_model, store, ranks, before: int, after: int
+    tmp_path, tiny_model, store, ranks, unequal, before: int, after: int
 ) -> None:
     """torchtitan#811: loader state of missing ranks was dropped in silence, or a KeyError."""
-    ranks(1, job, tiny_model(), store, tmp_path / "whole", settings())
-    ranks(before, job, tiny_model(), store, tmp_path / "run", settings(), causal_numerator, 11)
-    ranks(after, job, tiny_model(seed=3), store, tmp_path / "run", settings())
+    ranks(1, job, tiny_model(), store, tmp_path / "whole", unequal())
+    ranks(before, job, tiny_model(), store, tmp_path / "run", unequal(), causal_numerator, 11)
+    ranks(after, job, tiny_model(seed=3), store, tmp_path / "run", unequal())
     whole, resumed = metrics_of(tmp_path / "whole", TRAIN_LOSS), metrics_of(tmp_path / "run", TRAIN_LOSS)
     assert len(resumed) == STEPS
     # The decay of the first leg ended earlier; data and everything before it are the same.
@@ -145,18 +137,18 @@ def test_a_run_resumed_on_another_number_of_processes_reads_the_same_data(
     ]
 
 
-def test_processes_read_different_samples_after_a_resume(tmp_path, tiny_model, store, ranks) -> None:
+def test_processes_read_different_samples_after_a_resume(tmp_path, tiny_model, store, ranks, unequal) -> None:
     """torchtitan#291, #409: only rank 0's loader state was saved, and all ranks resumed alike."""
-    ranks(2, job, tiny_model(), store, tmp_path / "run", settings(), causal_numerator, 10)
-    one, two = ranks(2, job, tiny_model(), store, tmp_path / "run", settings())
+    ranks(2, job, tiny_model(), store, tmp_path / "run", unequal(), causal_numerator, 10)
+    one, two = ranks(2, job, tiny_model(), store, tmp_path / "run", unequal())
     assert one["read"] and two["read"] and not set(one["read"]) & set(two["read"])
 
 
 def test_a_step_smaller_than_the_processes_ends_for_all_at_the_same_step(
-    tmp_path, tiny_model, store, ranks
+    tmp_path, tiny_model, store, ranks, unequal
 ) -> None:
     """torchtitan#1618: one rank ran out of data first and the others waited for ever."""
-    config = settings(steps=StepPlan(1, 16))  # one of two processes has nothing in every step
+    config = unequal(steps=StepPlan(1, 16))  # one of two processes has nothing in every step
     answers = ranks(2, job, tiny_model(), store, tmp_path / "two", config)
     ranks(1, job, tiny_model(), store, tmp_path / "one", config)
     assert metrics_of(tmp_path / "two", TRAIN_LOSS) == pytest.approx(
@@ -175,10 +167,10 @@ def infected(culprit: int):
 
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 def test_nan_on_one_process_rejects_the_step_on_all_before_they_move(
-    tmp_path, tiny_model, store, ranks, policy: str
+    tmp_path, tiny_model, store, ranks, unequal, policy: str
 ) -> None:
     """torchtitan PR#3863: the check was local to a rank and came after optimizer.step."""
-    config = settings(guard=GuardConfig(policy=policy, rewind_steps=2))
+    config = unequal(guard=GuardConfig(policy=policy, rewind_steps=2))
     culprit = config.steps.at(15).first + 4  # read by the last process
     answers = ranks(2, job, tiny_model(), store, tmp_path / "run", config, infected(culprit))
     assert all(np.array_equal(a, b) for a, b in zip(*(x["weights"] for x in answers), strict=True))
@@ -191,9 +183,9 @@ def test_nan_on_one_process_rejects_the_step_on_all_before_they_move(
 
 
 def test_the_event_of_two_processes_names_the_process_and_its_micro_batch(
-    tmp_path, tiny_model, store, ranks
+    tmp_path, tiny_model, store, ranks, unequal
 ) -> None:
-    config = settings()
+    config = unequal()
     culprit = config.steps.at(8).first + 2  # the second process's only sample, in sequences of 8
 
     class Infected(type(tiny_model())):  # weights are fine, one sequence is not

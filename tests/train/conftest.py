@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from lavra.optim.build import OptimizerSettings
 from lavra.tokens.packing import ConcatRows
-from lavra.tokens.ramps import StepPlan
 from lavra.tokens.sampler import Sampler
 from lavra.tokens.windows import Windows
-from lavra.train.config import GuardConfig
-from lavra.train.loop import TrainSettings
 from lavra.train.signals import StopRequest
 
 
@@ -26,29 +20,6 @@ def sampler(tmp_path_factory, write_store) -> Sampler:
     documents = [[1 + (start + 3 * i) % 40 for i in range(chosen.randint(0, 40))] for start in range(60)]
     store = write_store(tmp_path_factory.mktemp("tokens"), [documents])
     return Sampler(Windows(store, ConcatRows(store, 16)), seed=5)
-
-
-@pytest.fixture
-def settings() -> Callable[..., TrainSettings]:
-    def make(**overrides: Any) -> TrainSettings:
-        values = dict(
-            steps=StepPlan(6, 16),
-            micro_batch_size=4,
-            optimizer=OptimizerSettings(learning_rate=1e-2),
-            schedule="wsd",
-            warmup=3,
-            clip="norm",
-            grad_clip=1.0,
-            precision="fp32",
-            compile="off",
-            checkpoint_every=1e9,
-            keep_checkpoints=2,
-            log_every=1,
-            guard=GuardConfig(),
-        )
-        return TrainSettings(**(values | overrides))
-
-    return make
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ then renamed; a folder without the marker does not exist for any reader. No pick
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -32,10 +30,9 @@ _MARKER = artifact.COMPLETE
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Content of a checkpoint in memory: tensors by file, numbers of the optimizer's state, and the JSON state."""
+    """Content of a checkpoint in memory: tensors by file, and the JSON state."""
 
     files: dict[str, dict[str, Tensor]]
-    numbers: dict[str, float]
     state: dict[str, Any]
 
 
@@ -59,18 +56,17 @@ def take_snapshot(
         here = tensor.detach().cpu()
         return here.clone() if copy and here.data_ptr() == tensor.data_ptr() else here.contiguous()
 
-    slots = {
-        f"{slot}/{name}": value
-        for name, parameter in model.named_parameters()
-        for slot, value in optimizer.state.get(parameter, {}).items()
-    }
     files = {
         MODEL: {name: held(p) for name, p in model.named_parameters()},
-        OPTIMIZER: {key: held(v) for key, v in slots.items() if isinstance(v, Tensor)},
+        OPTIMIZER: {
+            f"{slot}/{name}": held(value)
+            for name, parameter in model.named_parameters()
+            for slot, value in optimizer.state.get(parameter, {}).items()
+        },
     }
     if average is not None:
         files[AVERAGE] = {name: held(t) for name, t in average.items()}
-    return Snapshot(files, {k: v for k, v in slots.items() if isinstance(v, (int, float))}, state)
+    return Snapshot(files, state)
 
 
 def save_checkpoint(folder: Path, step: int, snapshot: Snapshot) -> Path:
@@ -85,8 +81,7 @@ def save_checkpoint(folder: Path, step: int, snapshot: Snapshot) -> Path:
     building.mkdir(parents=True)
     try:
         for name, tensors in snapshot.files.items():
-            numbers = {"numbers": json.dumps(snapshot.numbers)} if name == OPTIMIZER else None
-            artifact.write_bytes(building / name, save(tensors, numbers))
+            artifact.write_bytes(building / name, save(tensors))
         artifact.write_json(building / "state.json", snapshot.state)
         files = {
             p.name: {"bytes": p.stat().st_size, "blake2b": artifact.file_hash(p)}
@@ -195,8 +190,16 @@ def load_model(checkpoint: Path, model: nn.Module, *, file: str = MODEL) -> None
     Raises:
         PreflightError: names or shapes differ from the model's.
     """
+    load_by_name(checkpoint, file, dict(model.named_parameters()))
+
+
+def load_by_name(checkpoint: Path, file: str, own: Mapping[str, Tensor]) -> None:
+    """Load the tensors of a checkpoint's file into `own`, which has the same names and shapes.
+
+    Raises:
+        PreflightError: it has not.
+    """
     tensors = load_file(checkpoint / file)
-    own = dict(model.named_parameters())
     if (missing := own.keys() ^ tensors.keys()) or any(own[n].shape != t.shape for n, t in tensors.items()):
         wrong = sorted(missing) or [n for n, t in tensors.items() if own[n].shape != t.shape]
         raise PreflightError(f"{checkpoint} does not fit this model: {', '.join(wrong[:4])}")
@@ -210,23 +213,12 @@ def weights_file(checkpoint: Path) -> str:
     return AVERAGE if (checkpoint / AVERAGE).exists() else MODEL
 
 
-def load_average(checkpoint: Path, average: Mapping[str, Tensor]) -> None:
-    """Load the moving average into its tensors."""
-    with torch.no_grad():
-        for name, tensor in load_file(checkpoint / AVERAGE).items():
-            average[name].copy_(tensor)
-
-
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load optimizer state by parameter name into `optimizer`; what it held is forgotten."""
     by_name = dict(model.named_parameters())
     optimizer.state.clear()
-    with safe_open(checkpoint / OPTIMIZER, "pt") as file:
-        slots: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        slots |= json.loads((file.metadata() or {}).get("numbers", "{}"))
-    for key, value in slots.items():
+    for key, tensor in load_file(checkpoint / OPTIMIZER).items():
         slot, _, name = key.partition("/")
         parameter = by_name[name]
         # A fused step counts on the device too.
-        moved = value.to(parameter.device) if isinstance(value, Tensor) else value
-        optimizer.state[parameter][slot] = moved
+        optimizer.state[parameter][slot] = tensor.to(parameter.device)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 from torch import nn
 
 from lavra.errors import PreflightError
+from lavra.optim.config import OptimizerName
 from lavra.optim.groups import muon_groups, parameter_groups
 from lavra.optim.lion import Lion
 from lavra.optim.muon import Muon
 from lavra.optim.sgd import DecoupledSGD
-
-OptimizerName = Literal[
-    "sgd", "momentum", "nesterov", "adam", "adamw", "adafactor", "lion", "muon", "adamw8bit"
-]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-ClipKind = Literal["norm", "value", "off"]
+from lavra.optim.config import ClipKind
 
 
 @torch.no_grad()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lavra.optim.slots import zeros_at_first
+
 
 class Lion(torch.optim.Optimizer):
     """`p -= lr * (sign(b1 m + (1 - b1) g) + weight_decay * p)`, then `m = b2 m + (1 - b2) g`.
@@ -25,10 +27,7 @@ class Lion(torch.optim.Optimizer):
             if not parameters:
                 continue
             gradients = [p.grad for p in parameters]
-            for parameter in parameters:
-                if not self.state[parameter]:
-                    self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-            averages = [self.state[p]["exp_avg"] for p in parameters]
+            averages = zeros_at_first(self, parameters, "exp_avg")
             beta1, beta2 = group["betas"]
             updates = torch._foreach_lerp(averages, gradients, 1 - beta1)
             torch._foreach_sign_(updates)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from lavra.optim.slots import zeros_at_first
+
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # (a, b, c) of Jordan 2024: steepest at 0, ends near [0.7, 1.2]
 STEPS = 5
 _SMALLEST_NORM = 1e-7
@@ -66,9 +68,7 @@ class Muon(torch.optim.Optimizer):
         for parameter, splits in zip(group["params"], group["splits"], strict=True):
             if parameter.grad is None:
                 continue
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            buffer = self.state[parameter]["momentum_buffer"]
+            (buffer,) = zeros_at_first(self, [parameter], "momentum_buffer")
             buffer.lerp_(parameter.grad, 1 - group["momentum"])
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             for p, g, b in zip(*(t.split(splits) for t in (parameter, parameter.grad, buffer)), strict=True):
@@ -90,13 +90,11 @@ class Muon(torch.optim.Optimizer):
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.state[p]["exp_avg"] = torch.zeros_like(p)
-                self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
         adamw(
             parameters,
             [p.grad for p in parameters],
-            [self.state[p]["exp_avg"] for p in parameters],
-            [self.state[p]["exp_avg_sq"] for p in parameters],
+            zeros_at_first(self, parameters, "exp_avg"),
+            zeros_at_first(self, parameters, "exp_avg_sq"),
             [],
             [self.state[p]["step"] for p in parameters],
             fused=True,

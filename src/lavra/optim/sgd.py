@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.optim.sgd import sgd
+
+from lavra.optim.slots import zeros_at_first
 
 
 class DecoupledSGD(torch.optim.Optimizer):
@@ -32,12 +35,9 @@ class DecoupledSGD(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            buffers = []
+            buffers: list[Tensor | None] = []
             if group["momentum"]:
-                for parameter in parameters:
-                    if not self.state[parameter]:
-                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                    buffers.append(self.state[parameter]["momentum_buffer"])
+                buffers += zeros_at_first(self, parameters, "momentum_buffer")
             if group["weight_decay"]:
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             sgd(

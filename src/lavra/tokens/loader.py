@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -24,20 +23,20 @@ class Loader:
         waited: seconds that the last `get` had to wait.
     """
 
-    def __init__(self, sampler: Sampler, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.sampler, self.waited, self._clock = sampler, 0.0, clock
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler, self.waited = sampler, 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lavra-loader")
         self._ahead: tuple[NDArray[np.int64], Future[Batch]] | None = None
 
     def get(self, samples: NDArray[np.int64], then: NDArray[np.int64] | None = None) -> Batch:
         """The batch of `samples`; starts on that of `then`, the samples that will likely be asked for next."""
-        start = self._clock()
+        start = time.perf_counter()
         ahead, self._ahead = self._ahead, None
         if ahead is not None and np.array_equal(ahead[0], samples):
             batch = ahead[1].result()
         else:
             batch = self.sampler.batch(samples)
-        self.waited = self._clock() - start
+        self.waited = time.perf_counter() - start
         if then is not None:
             self._ahead = (then, self._pool.submit(self.sampler.batch, then))
         return batch

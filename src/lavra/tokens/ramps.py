@@ -88,6 +88,17 @@ class StepPlan:
         return first + step * self.batch_size, self.batch_size
 
 
+def leave_out(skipped: Sequence[Sequence[int]], first: int, count: int) -> list[list[int]]:
+    """`skipped` and `[first, first + count)` as ranges without overlap; the new one may contain old ones."""
+    merged: list[list[int]] = []
+    for start, size in sorted((start, size) for start, size in [*skipped, (first, count)]):
+        if merged and start <= merged[-1][0] + merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], start + size - merged[-1][0])
+        else:
+            merged.append([start, size])
+    return merged
+
+
 def skip(samples: NDArray[np.int64], skipped: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Move sample numbers past the ranges `[first, first + count)` left out: the n-th that is read -> its global index.
 

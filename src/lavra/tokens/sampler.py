@@ -90,8 +90,7 @@ class Sampler:
         for start, stop in zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True):
             source = self.sources[int(np.searchsorted(store.source_offsets, start, side="right")) - 1]
             for index in store.documents_in(start, stop):
-                opens = int(store.starts[index])
-                ends = int(store.starts[index + 1]) if index + 1 < store.n_documents else store.n_tokens
+                opens, ends = store.bounds(index)
                 first, last = max(start, opens), min(stop, ends)
                 place = (first - opens, last - opens, first, store.part_of(index))
                 found.append(DocumentSpan(store.document_id(index), source, *place))

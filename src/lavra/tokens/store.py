@@ -151,10 +151,14 @@ class TokenStore:
             self.read_pieces(out, np.array([0]), np.array([start]), np.array([stop]))
         return out
 
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Stream offsets `[start, stop)` of document `index`, end token included."""
+        stop = int(self.starts[index + 1]) if index + 1 < self.n_documents else self.n_tokens
+        return int(self.starts[index]), stop
+
     def document(self, index: int) -> NDArray[np.int64]:
         """All tokens of document `index`, end token included."""
-        stop = int(self.starts[index + 1]) if index + 1 < self.n_documents else self.n_tokens
-        return self.read(int(self.starts[index]), stop)
+        return self.read(*self.bounds(index))
 
     def document_id(self, index: int) -> str:
         """Content id of document `index`."""

@@ -7,7 +7,6 @@ sequence, and a backward pass of one micro-batch when something is not finite.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +20,7 @@ from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_normalizer, causal_numerator
 from lavra.parallel.ranks import ALONE, Ranks
 from lavra.tokens.sampler import DocumentSpan, Sampler
+from lavra.train.guard import robust_limit
 from lavra.train.precision import autocast
 
 Cause = Literal["data", "weights", "unclear"]
@@ -87,9 +87,8 @@ def _outliers(losses: list[float]) -> int:
     finite = [x for x in losses if math.isfinite(x)]
     if bad or len(finite) < 3:
         return bad
-    middle = statistics.median(finite)
-    spread = 1.4826 * statistics.median(abs(x - middle) for x in finite)
-    return sum(x > middle + _STANDS_OUT * max(spread, 0.05) for x in finite)
+    limit = robust_limit(finite, _STANDS_OUT, floor=0.05)
+    return sum(x > limit for x in finite)
 
 
 def _cause(outliers: int, sequences: int) -> Cause:
@@ -143,7 +142,7 @@ def _watch(model: Decoder, one: Batch, device: torch.device, precision: str) -> 
     return found[0] if found else ""
 
 
-def event_text(kind: str, verdict: str, found: dict[str, Any]) -> str:
+def event_text(verdict: str, found: dict[str, Any]) -> str:
     """One line for people."""
     names = [
         f"{d.get('path') or d['id'][:12]} ({d['source']})" for s in found["sequences"] for d in s["documents"]

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lavra.optim.config import ClipKind, OptimizerName
+from lavra.optim.schedules import Schedule
 from lavra.schema import AutoCount, AutoFloat, Config, Count, Seconds
 
 SUCCESS_METRICS = ("train_loss", "val_loss", "val_bpb", "steps", "tokens")
@@ -62,14 +64,12 @@ class TrainConfig(Config):
         default="auto",
         description="Sequences a forward pass; `auto`: what fits and is fast; halves when memory runs out",
     )
-    optimizer: Literal[
-        "sgd", "momentum", "nesterov", "adam", "adamw", "adafactor", "lion", "muon", "adamw8bit"
-    ] = Field(
+    optimizer: OptimizerName = Field(
         default="adamw",
         description="muon: orthogonalised matrices, AdamW for the rest; adamw8bit needs bitsandbytes",
     )
     learning_rate: AutoFloat = Field(default="auto", description="Peak learning rate; `auto`: by width")
-    schedule: Literal["wsd", "wsd_sqrt", "cosine", "linear", "constant", "cyclic", "inverse_sqrt"] = Field(
+    schedule: Schedule = Field(
         default="wsd",
         description="Warm-up, then: constant and a linear (wsd) or 1-sqrt (wsd_sqrt) decay at the end; or one of the "
         "others (cosine and linear not with a time budget: their horizon must be known)",
@@ -91,7 +91,7 @@ class TrainConfig(Config):
         default=(0.9, 0.95), description="Moment decays of Adam's family, Lion"
     )
     momentum: _Beta = Field(default=0.95, description="Of momentum, nesterov and muon")
-    clip: Literal["norm", "value", "off"] = Field(
+    clip: ClipKind = Field(
         default="norm", description="Clip gradients by their global L2 norm, element by element, or not"
     )
     grad_clip: Annotated[float, Field(gt=0)] = Field(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,10 +60,10 @@ class Guard:
             return Verdict("non_finite", loss if not math.isfinite(loss) else grad_norm, math.inf)
         if len(self.losses) < 16:
             return None
-        limit = _limit(self.losses, self.config.loss_sigmas, floor=0.02)
+        limit = robust_limit(self.losses, self.config.loss_sigmas, floor=0.02)
         if loss > limit:
             return Verdict("loss_spike", loss, limit)
-        limit = math.exp(_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
+        limit = math.exp(robust_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
         if grad_norm > limit:
             return Verdict("grad_spike", grad_norm, limit)
         return None
@@ -88,8 +89,8 @@ class Guard:
         self.rejected = int(state["rejected"])
 
 
-def _limit(window: list[float], sigmas: float, *, floor: float) -> float:
-    """Median + sigmas x robust standard deviation, the latter at least `floor` (a flat window forbids nothing)."""
-    middle = statistics.median(window)
-    spread = _NORMAL * statistics.median(abs(x - middle) for x in window)
+def robust_limit(values: Sequence[float], sigmas: float, *, floor: float) -> float:
+    """Median + sigmas x robust standard deviation, the latter at least `floor` (flat values forbid nothing)."""
+    middle = statistics.median(values)
+    spread = _NORMAL * statistics.median(abs(x - middle) for x in values)
     return middle + sigmas * max(spread, floor)

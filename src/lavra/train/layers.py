@@ -6,7 +6,6 @@ of one sequence, so that a compiled training graph stays as it is; at the defaul
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -45,9 +44,10 @@ class LayerStatistics:
         """Gradients are there, clipped; the optimizer has not moved."""
         if not self.due(step) or not len(batch):
             return
-        self._found = {name: {} for name in _layers(model)}
-        self._held = {name: [p.detach().clone() for p in ps] for name, ps in _layers(model).items()}
-        for name, parameters in _layers(model).items():
+        layers = _layers(model)
+        self._found = {name: {} for name in layers}
+        self._held = {name: [p.detach().clone() for p in parameters] for name, parameters in layers.items()}
+        for name, parameters in layers.items():
             gradients = [p.grad for p in parameters if p.grad is not None]
             if gradients:
                 self._found[name]["grad_norm"] = float(nn.utils.get_total_norm(gradients))
@@ -89,33 +89,35 @@ def activation_statistics(model: Decoder, one: Batch, precision: str) -> dict[st
     found: dict[str, dict[str, float]] = {}
     visible = visible_keys(document_starts_from_positions(one.positions))[:, None]
 
-    def look(name: str, inputs: Tensor, output: Tensor) -> None:
-        stream, added = output.float(), output.float() - inputs.float()
-        found.setdefault(name, {}).update(
-            activation_rms=float(stream.square().mean().sqrt()),
-            activation_max=float(stream.abs().max()),
-            contribution=float(added.square().mean().sqrt() / inputs.float().square().mean().sqrt().clamp(min=1e-30)),
-        )  # fmt: skip
-
-    def logits(name: str, attention: Attention, inputs: tuple[Any, ...]) -> None:
-        q, k, _ = attention.project(inputs[0], inputs[1])
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        scores = (q.float() @ k.float().transpose(2, 3)).abs() / attention.head_dim**0.5
-        found.setdefault(name, {})["attention_logit"] = float(scores.masked_fill(~visible, 0.0).max())
-
-    with ExitStack() as hooks:
+    with autocast(device, precision), torch.compiler.set_stance("force_eager"):
+        stream = model.embedding(one.tokens)
+        rope, starts = model.rotary(one.positions), document_starts_from_positions(one.positions)
         for number, block in enumerate(model.blocks):
-            name = f"blocks.{number}"
             assert isinstance(block, Block)
-            seen = block.attention.register_forward_pre_hook(
-                lambda m, inputs, name=name: logits(name, m, inputs)
-            )
-            hooks.callback(seen.remove)
-        with autocast(device, precision), torch.compiler.set_stance("force_eager"):
-            stream = model.embedding(one.tokens)
-            rope, starts = model.rotary(one.positions), document_starts_from_positions(one.positions)
-            for number, block in enumerate(model.blocks):
-                output = block(stream, rope, starts)
-                look(f"blocks.{number}", stream, output)
-                stream = output
+            logit = _largest_logit(block.attention, block.attention_norm(stream), rope, visible)
+            output = block(stream, rope, starts)
+            found[f"blocks.{number}"] = {"attention_logit": logit, **_stream(stream.float(), output.float())}
+            stream = output
     return found
+
+
+def _largest_logit(
+    attention: Attention, inputs: Tensor, rope: tuple[Tensor, Tensor], visible: Tensor
+) -> float:
+    q, k, _ = attention.project(inputs, rope)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = (q.float() @ k.float().transpose(2, 3)).abs() / attention.head_dim**0.5
+    return float(scores.masked_fill(~visible, 0.0).max())
+
+
+def _stream(before: Tensor, after: Tensor) -> dict[str, float]:
+    """The residual stream after a block, and what the block added to it."""
+    return {
+        "activation_rms": float(_rms(after)),
+        "activation_max": float(after.abs().max()),
+        "contribution": float(_rms(after - before) / _rms(before).clamp(min=1e-30)),
+    }
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from lavra import metrics
 from lavra.batch import Batch
 from lavra.checkpoint.store import (
+    AVERAGE,
     Saver,
     checkpoint_step,
     complete_checkpoints,
     latest_checkpoint,
-    load_average,
+    load_by_name,
     load_model,
     load_optimizer,
     load_state,
@@ -30,100 +32,21 @@ from lavra.errors import DivergedError, PreflightError
 from lavra.metrics import MetricsLog
 from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_numerator
-from lavra.optim.build import OptimizerSettings, build_optimizer, set_learning_rate
-from lavra.optim.clipping import ClipKind, clip_gradients
-from lavra.optim.schedules import Schedule, lr_multiplier
+from lavra.optim.build import build_optimizer, set_learning_rate
+from lavra.optim.clipping import clip_gradients
+from lavra.optim.schedules import lr_multiplier
 from lavra.parallel.ranks import Ranks
 from lavra.tokens.loader import Loader
-from lavra.tokens.ramps import StepPlan, StepSamples, skip
+from lavra.tokens.ramps import StepSamples, leave_out, skip
 from lavra.tokens.sampler import DocumentSpan, Sampler
 from lavra.train.blame import Describe, blame, event_text
-from lavra.train.config import GuardConfig
 from lavra.train.ema import Ema
 from lavra.train.guard import Guard, Verdict
 from lavra.train.horizon import Clock, Horizon
 from lavra.train.precision import LossScale
 from lavra.train.signals import StopRequest
+from lavra.train.state import Callback, Observer, StepFacts, TrainSettings, TrainState
 from lavra.train.step import Numerator, StepResult, accumulate
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Decisions of one training run; frozen in plan.json."""
-
-    steps: StepPlan
-    micro_batch_size: int
-    optimizer: OptimizerSettings
-    schedule: Schedule
-    warmup: int
-    clip: ClipKind
-    grad_clip: float
-    precision: str
-    compile: str  # off, blocks, model
-    checkpoint_every: float  # seconds
-    keep_checkpoints: int
-    log_every: int
-    guard: GuardConfig
-    cycle: int = 0  # steps, of a cyclic schedule
-    lr_floor: float = 0.0
-    ema_decay: float = 0.0  # 0: no average is kept
-    keep_every: int = 0
-    background_checkpoints: bool = False
-
-
-@dataclass
-class TrainState:
-    """Everything that resume needs besides weights, average and optimizer moments.
-
-    Attributes:
-        tokens: targets trained on.
-        seconds: time in training, over all attempts.
-        skipped: sample ranges left out, in the order of the decisions.
-        rewinds: how often training went back without getting past `rewound_from` since.
-        rewound_from: the farthest step that was rejected by a rewind.
-        ledger: tokens trained on by source.
-        guard: see `Guard.state`.
-        loss_scale: see `LossScale.state`.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    micro_batch_size: int = 0
-    skipped: list[list[int]] = field(default_factory=list)
-    rewinds: int = 0
-    rewound_from: int = 0
-    ledger: dict[str, int] = field(default_factory=dict)
-    guard: dict[str, Any] = field(default_factory=dict)
-    loss_scale: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class StepFacts:
-    """What callbacks see after each optimizer step."""
-
-    step: int
-    last: bool
-    model: Decoder
-    ema: Ema | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-
-
-class Callback(Protocol):
-    """Called after every optimizer step; may add to `facts.metrics` before they are written."""
-
-    def __call__(self, facts: StepFacts) -> None:
-        """Look at a step that was just taken."""
-
-
-class Observer(Protocol):
-    """Looks at gradients and weights around the optimizer's move, at the steps it chooses."""
-
-    def before(self, step: int, model: Decoder, batch: Batch) -> None:
-        """Gradients are there, clipped; the optimizer has not moved. `batch`: this process's part of the step."""
-
-    def after(self, step: int, model: Decoder) -> dict[str, Any]:
-        """The optimizer moved; what goes into the metrics."""
 
 
 def train(
@@ -208,9 +131,7 @@ class _Training:
         saved_at, saved_step = self.clock.seconds(), state.step
         with Loader(self.sampler) as loader:
             while horizon.open or state.step < horizon.steps:
-                if horizon.decide(
-                    state.step, self._mean(self.clock.seconds()), self._mean(self.clock.step_seconds())
-                ):
+                if horizon.open and horizon.decide(state.step, *self._mean_times()):
                     on_horizon(horizon, state.step)
                     loader.forget()  # the mixture may change with the decay
                 started = time.perf_counter()
@@ -225,10 +146,12 @@ class _Training:
                     self.log.write(facts.metrics)
                 kept_for_good = settings.keep_every and state.step % settings.keep_every == 0
                 due = self.clock.seconds() - saved_at > settings.checkpoint_every
-                if self._agree(facts.last or kept_for_good or stop.signal is not None or due):
+                wishes = [facts.last or kept_for_good or due, stop.signal is not None]
+                save, leave = (wish > 0 for wish in self.ranks.sum(wishes))  # any process decides for all
+                if save or leave:
                     self.save()
                     saved_at, saved_step = self.clock.seconds(), state.step
-                if self._agree(stop.signal is not None) and not facts.last:
+                if leave and not facts.last:
                     self.close()
                     raise stop.error(saved_step)
         self.close()
@@ -239,8 +162,7 @@ class _Training:
         state, settings = self.state, self.settings
         shape = settings.steps.at(state.step)
         batch = loader.get(self._samples(shape), self._samples(settings.steps.at(state.step + 1)))
-        multiplier = self._multiplier()
-        set_learning_rate(self.optimizer, multiplier)
+        set_learning_rate(self.optimizer, self._multiplier())
         result, grad_norm = self._gradients(batch, shape)
         verdict = self.guard.judge(result.loss, grad_norm)
         if verdict is not None and not self._goes_on(verdict, batch, shape):
@@ -313,7 +235,7 @@ class _Training:
             grad_norm = float(
                 clip_gradients(self.model.parameters(), self.settings.clip, self.settings.grad_clip)
             )
-            if not _finite(grad_norm) and _finite(result.loss) and self.scale.overflowed():
+            if not math.isfinite(grad_norm) and math.isfinite(result.loss) and self.scale.overflowed():
                 self._event("overflow", f"gradients overflow in fp16; loss scale {self.scale.scale:g}")
                 self.optimizer.zero_grad(set_to_none=True)
                 continue
@@ -348,18 +270,17 @@ class _Training:
         )
         first = int(self._global_first(shape))
         act = "skip" if policy == "warn" and verdict.kind == "non_finite" else policy
-        text = event_text(verdict.kind, str(verdict), found)
+        text = event_text(str(verdict), found)
         self._event(verdict.kind, text, act=act, value=verdict.value, limit=verdict.limit, first_sample=first,
                     samples=shape.count, **found)  # fmt: skip
         if act == "warn":
             return True
         self.optimizer.zero_grad(set_to_none=True)
         if self.guard.reject() or act == "stop":
-            self.close()
-            raise DivergedError(
-                f"{text} at step {self.state.step + 1}; weights are unchanged since step {self.state.step}",
-                where="pretrain",
-                hint=_advice(found, self.guard.rejected),
+            step = self.state.step
+            self._give_up(
+                f"{text} at step {step + 1}; weights are unchanged since step {step}",
+                _advice(found, self.guard.rejected),
             )
         if act == "rewind":
             self._rewind(shape)
@@ -373,29 +294,26 @@ class _Training:
         rewinds = self.state.rewinds + 1 if at <= self.state.rewound_from else 1
         farthest = max(at, self.state.rewound_from)
         if rewinds > self.settings.guard.patience:
-            self.close()
-            raise DivergedError(
+            self._give_up(
                 f"{rewinds - 1} rewinds did not get past step {farthest + 1}",
-                where="pretrain",
-                hint="it is not the data: lower train.learning_rate or lengthen train.warmup_fraction",
+                "it is not the data: lower train.learning_rate or lengthen train.warmup_fraction",
             )
         oldest = max(0, at - self.settings.guard.rewind_steps + 1)
         self.saver.wait()
-        self._agree(False)  # nobody looks before rank 0 has written
+        self.ranks.gather(None)  # nobody looks before rank 0 has written
         before = [c for c in complete_checkpoints(self.folder) if checkpoint_step(c) <= oldest]
         before = before or complete_checkpoints(self.folder)[:1]
         if not before:
-            raise DivergedError(
+            self._give_up(
                 f"no checkpoint to rewind to at step {at + 1}",
-                where="pretrain",
-                hint="lower train.learning_rate or train.checkpoint_every",
+                "lower train.learning_rate or train.checkpoint_every",
             )
         start = max(oldest, checkpoint_step(before[-1]))
         first = int(self._global_first(self.settings.steps.at(start)))
         count = int(self._global_first(shape)) + shape.count - first
-        skipped = [*self.state.skipped, [first, count]]
+        skipped = leave_out(self.state.skipped, first, count)
         self._load(before[-1])
-        self.state.skipped, self.guard.rejected = _merged(skipped), rejected
+        self.state.skipped, self.guard.rejected = skipped, rejected
         self.state.rewinds, self.state.rewound_from = rewinds, farthest
         self.log.reopen_after(self.state.step)
         self._event(
@@ -403,6 +321,10 @@ class _Training:
             f"from step {at} to step {self.state.step}; samples {first} to {first + count - 1} left out",
         )
         self.save()
+
+    def _give_up(self, what: str, hint: str) -> NoReturn:
+        self.close()
+        raise DivergedError(what, where="pretrain", hint=hint)
 
     def _global_first(self, shape: StepSamples) -> int:
         return skip(np.array([shape.first]), self.state.skipped)[0]
@@ -435,13 +357,10 @@ class _Training:
             values[metrics.MFU] = round(used / self.peak_flops, 4)
         return values
 
-    def _mean(self, seconds: float) -> float:
-        """Over all processes, so that they decide alike."""
-        return self.ranks.sum([seconds])[0] / self.ranks.size
-
-    def _agree(self, wish: bool) -> bool:
-        """True on all processes when any of them wishes it."""
-        return self.ranks.sum([float(wish)])[0] > 0
+    def _mean_times(self) -> list[float]:
+        """Training time and seconds a step, means over the processes, so that they decide alike."""
+        total = self.ranks.sum([self.clock.seconds(), self.clock.step_seconds()])
+        return [seconds / self.ranks.size for seconds in total]
 
     def save(self) -> None:
         """Write a checkpoint of this moment (rank 0; all processes hold the same)."""
@@ -465,7 +384,7 @@ class _Training:
         load_model(checkpoint, self.model)
         load_optimizer(checkpoint, self.model, self.optimizer)
         if self.ema is not None:
-            load_average(checkpoint, self.ema.tensors())
+            load_by_name(checkpoint, AVERAGE, self.ema.tensors())
 
     def close(self) -> None:
         """Wait for the last write; nothing stays open."""
@@ -487,21 +406,6 @@ def compiled_numerator(model: Decoder, how: str) -> Numerator:
         for block in model.blocks:
             block.compile()
     return causal_numerator
-
-
-def _merged(ranges: list[list[int]]) -> list[list[int]]:
-    """Ranges without overlap; a rewound range may contain batches that were skipped one by one."""
-    merged: list[list[int]] = []
-    for first, count in sorted(ranges):
-        if merged and first <= merged[-1][0] + merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], first + count - merged[-1][0])
-        else:
-            merged.append([first, count])
-    return merged
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0
 
 
 def _advice(found: dict[str, Any], rejected: int) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from lavra.errors import PreflightError
 
-PrecisionName = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
