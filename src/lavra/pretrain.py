@@ -73,7 +73,8 @@ def _inputs(run: Run) -> dict[str, Any]:
 def _train(run: Run) -> TrainState:
     import torch
 
-    from lavra.optim.groups import describe_groups, parameter_groups
+    from lavra.optim.build import optimizer_groups
+    from lavra.optim.groups import describe_groups
     from lavra.parallel.recompute import apply_recompute
     from lavra.tokens.build import open_windows
     from lavra.tokens.sampler import Sampler
@@ -104,7 +105,7 @@ def _train(run: Run) -> TrainState:
     horizon = _horizon(run, Horizon)
     mixture = _mixture(run, windows, settings.steps, horizon)
     sampler = Sampler(windows, run.recipe.seed, mixture)
-    console.say(describe_groups(parameter_groups(model, run.recipe.train.weight_decay)))
+    console.say(describe_groups(optimizer_groups(model, settings.optimizer)))
     if mixture is not None:
         console.say(_mixture_lines(mixture, settings.steps, horizon))
     events = EventLog(run.dir / "events.jsonl")
@@ -247,6 +248,7 @@ def _mixture(run: Run, windows: Windows, steps: StepPlan, horizon: Horizon) -> M
     stages = [Stage(0, config.mixture)]
     stages += [Stage(s.start // steps.seq_len, s.mixture) for s in config.curriculum if s.start != "decay"]
     mixture = Mixture(rows, stages, config.max_epochs, seed=run.recipe.seed)
+    mixture.check_sources(name for stage in config.curriculum for name in stage.mixture)
     if horizon.decided:
         _begin_decay_stage(run, mixture, steps, horizon.steps - horizon.decay)
     needed = steps.at(horizon.steps).first

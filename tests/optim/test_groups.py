@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from lavra.optim.build import OptimizerSettings, build_optimizer, optimizer_groups
 from lavra.optim.groups import describe_groups, muon_groups, parameter_groups
 
 
@@ -58,16 +59,19 @@ def test_a_layer_says_which_matrices_its_weight_stacks() -> None:
         muon_groups(model, 0.1)
 
 
-def test_the_description_counts_each_group(tiny_model) -> None:
-    groups = parameter_groups(tiny_model(), 0.1)
-    lines = describe_groups(groups).splitlines()
-    assert len(lines) == 2
+@pytest.mark.parametrize(
+    "name, expected", [("adamw", ["decay", "no_decay"]), ("muon", ["matrices", "no_decay"])]
+)
+def test_the_description_tells_the_groups_that_the_optimizer_trains(tiny_model, name, expected) -> None:
+    model = tiny_model()
+    settings = OptimizerSettings(name=name, learning_rate=0.002)
+    groups = build_optimizer(model, settings).param_groups
+    lines = describe_groups(optimizer_groups(model, settings)).splitlines()
+    assert [group["name"] for group in groups] == expected
     for line, group in zip(lines, groups, strict=True):
         count = sum(p.numel() for p in group["params"])
         assert f"{group['name']}: {len(group['params'])} tensors, {count:,} parameters" in line
-        assert f"weight_decay {group['weight_decay']}" in line and "peak_lr" not in line
-    groups[0]["peak_lr"] = 0.002
-    assert describe_groups(groups).splitlines()[0].endswith("peak_lr 0.002")
+        assert f"weight_decay {group['weight_decay']}, peak_lr 0.002" in line
 
 
 def _named(group: dict) -> tuple[list[str], list[nn.Parameter]]:

@@ -58,11 +58,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
         PreflightError: `adamw8bit` without bitsandbytes.
         ValueError: Muon, and a layer's `splits` do not add up to its rows.
     """
-    make_groups = muon_groups if settings.name == "muon" else parameter_groups
-    groups = make_groups(model, settings.weight_decay)
-    for group in groups:
-        peak = settings.matrix_learning_rate if group.get("algorithm") == "muon" else None
-        group["lr"] = group["peak_lr"] = settings.learning_rate if peak is None else peak
+    groups = optimizer_groups(model, settings)
     match settings.name:
         case "sgd":
             return DecoupledSGD(groups)
@@ -83,6 +79,16 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.opti
             return _adamw8bit(groups, settings)
         case _:
             assert_never(settings.name)
+
+
+def optimizer_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict]:
+    """The named groups that `build_optimizer` trains, each with its `peak_lr`."""
+    make_groups = muon_groups if settings.name == "muon" else parameter_groups
+    groups = make_groups(model, settings.weight_decay)
+    for group in groups:
+        peak = settings.matrix_learning_rate if group.get("algorithm") == "muon" else None
+        group["lr"] = group["peak_lr"] = settings.learning_rate if peak is None else peak
+    return groups
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, multiplier: float) -> None:

@@ -11,9 +11,7 @@ from lavra.optim.config import ClipKind
 
 
 @torch.no_grad()
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], kind: ClipKind, limit: float, *, norm: float | None = None
-) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], kind: ClipKind, limit: float) -> Tensor:
     """Clip gradients in place; returns their global L2 norm before, a scalar.
 
     `norm`: all gradients are scaled by one factor so that the global norm is at most `limit` (Pascanu et
@@ -21,13 +19,10 @@ def clip_gradients(
 
     When the norm is not finite no gradient changes: scaling would write 0 or NaN over the finite ones
     and hide where the fault is, and no optimizer should step on them anyhow.
-
-    Args:
-        norm: the global norm where an earlier call has found it; it is not measured again.
     """
     # A list: an iterator would be exhausted by the norm and clip nothing (torchtitan PR#1258).
     gradients = [p.grad for p in parameters if p.grad is not None]
-    before = nn.utils.get_total_norm(gradients) if norm is None else torch.tensor(norm)
+    before = nn.utils.get_total_norm(gradients)
     if kind == "off" or not before.isfinite():
         return before
     if kind == "value":

@@ -60,10 +60,10 @@ def muon_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def describe_groups(groups: list[dict]) -> str:
-    """One line a group: name, tensors, parameters, weight decay, and the peak learning rate once it is set."""
+    """One line a group: name, tensors, parameters, weight decay and peak learning rate."""
     return "\n".join(
         f"  {g['name']}: {len(g['params'])} tensors, {sum(p.numel() for p in g['params']):,} parameters, "
-        f"weight_decay {g['weight_decay']}" + (f", peak_lr {g['peak_lr']:g}" if "peak_lr" in g else "")
+        f"weight_decay {g['weight_decay']}, peak_lr {g['peak_lr']:g}"
         for g in groups
     )
 

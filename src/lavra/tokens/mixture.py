@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,17 +77,26 @@ class Mixture:
         self._caps = [
             int(max_epochs[name] * n) if name in max_epochs else None if n else 0 for name, n in rows.items()
         ]
-        for name in {*max_epochs, *(n for stage in stages for n in stage.weights)} - rows.keys():
-            raise PreflightError(
-                f"the mixture names a source `{name}` that has no tokens",
-                where="tokens.mixture",
-                hint="sources: " + ", ".join(self.sources),
-            )
+        self.check_sources([*max_epochs, *(name for stage in stages for name in stage.weights)])
         self._shift = seed * 0x9E3779B1 % _MODULUS
         self._stages = list(stages)
         self._segments: list[_Segment] = []
         self.end: int | None = None  # samples until every source is used up
         self._build()
+
+    def check_sources(self, names: Iterable[str]) -> None:
+        """Whether there are tokens of these sources.
+
+        Raises:
+            PreflightError: there are not.
+        """
+        for name in names:
+            if name not in self.sources:
+                raise PreflightError(
+                    f"the mixture names a source `{name}` that has no tokens",
+                    where="tokens.mixture",
+                    hint="sources: " + ", ".join(self.sources),
+                )
 
     def begin_stage(self, stage: Stage) -> None:
         """Add a stage that begins at or after the last one."""

@@ -109,3 +109,8 @@ def skip(samples: NDArray[np.int64], skipped: Sequence[Sequence[int]]) -> NDArra
     for first, count in sorted((first, count) for first, count in skipped):
         moved[moved >= first] += count
     return moved
+
+
+def first_left(shape: StepSamples, skipped: Sequence[Sequence[int]]) -> int:
+    """Global index of the first sample that a step reads, past what is left out."""
+    return int(skip(np.array([shape.first]), skipped)[0])
