@@ -201,12 +201,17 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     )
 
 
-def begin(path: Path, kind: str, inputs: Mapping[str, Any]) -> None:
-    """Prepare a folder for building: keep finished parts of the same fingerprint, clear anything else."""
+def begin(path: Path, kind: str, inputs: Mapping[str, Any], *, continues: str = "") -> None:
+    """Prepare a folder for building: keep finished parts of the same fingerprint, clear anything else.
+
+    Args:
+        continues: another fingerprint whose unfinished work is kept too.
+    """
     record = {"kind": kind, "fingerprint": fingerprint(inputs), "inputs": inputs}
     marker = path / IN_PROGRESS
     unfinished = marker.exists() and not (path / COMPLETE).exists()
-    if unfinished and read_json(marker)["fingerprint"] == record["fingerprint"]:
+    if unfinished and read_json(marker)["fingerprint"] in (record["fingerprint"], continues):
+        write_json(marker, record)
         remove_leftovers(path)
         return
     if path.exists():

@@ -38,6 +38,7 @@ class Run:
 
     Attributes:
         started: when this attempt began, Unix time; the wall-time budget counts from here.
+        force: go on training although changed settings break the data order.
         plan: content of plan.json once the plan stage is done.
         artifacts: complete artifacts by stage.
         built: stages that this process built (not reused).
@@ -45,6 +46,7 @@ class Run:
 
     loaded: LoadedRecipe
     started: float
+    force: bool = False
     plan: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
@@ -104,6 +106,7 @@ def run_pipeline(
     from_stage: str = "",
     until: str = "report",
     fresh: bool = False,
+    force: bool = False,
     started: float | None = None,
 ) -> Run:
     """Bring a run up to `until`, under the run directory's lock.
@@ -112,6 +115,7 @@ def run_pipeline(
         functions: what each stage does.
         from_stage: rebuild this stage and everything after it.
         fresh: set the old run directory aside and start anew.
+        force: see `Run`.
         started: Unix time that the wall-time budget counts from; None: now.
 
     Raises:
@@ -120,7 +124,7 @@ def run_pipeline(
     for name in (from_stage, until):
         if name and name not in STAGES:
             raise UsageError(f"no stage `{name}`", hint=f"stages: {', '.join(STAGES)}")
-    run = Run(loaded, time.time() if started is None else started)
+    run = Run(loaded, time.time() if started is None else started, force)
     if fresh and run.dir.exists():
         with artifact.run_lock(run.dir):  # never set aside what another process is using
             pass

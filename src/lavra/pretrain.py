@@ -38,8 +38,10 @@ def pretrain_stage(run: Run) -> Artifact:
     inputs = _inputs(run)
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
-        _keep_previous_checkpoints(folder, inputs)
-        artifact.begin(folder, "pretrain", inputs)
+        changes = run.plan.get("changes")
+        continues = changes[-1]["from"] if changes else ""
+        _keep_previous_checkpoints(folder, {artifact.fingerprint(inputs), continues})
+        artifact.begin(folder, "pretrain", inputs, continues=continues)
         release_memory()
         keep_freed_memory()
         state = _train(run)
@@ -51,6 +53,7 @@ def pretrain_stage(run: Run) -> Artifact:
 def _inputs(run: Run) -> dict[str, Any]:
     recipe, decisions, horizon = run.recipe, run.plan["decisions"], run.plan["horizon"]
     start = inherited(run)
+    changes = [{k: c[k] for k in ("step", "settings")} for c in run.plan.get("changes", [])]
     return {
         "format": FORMAT_VERSION,
         "tokens": run.artifacts["tokens"].fingerprint,
@@ -67,7 +70,7 @@ def _inputs(run: Run) -> dict[str, Any]:
             for k in ("model", "batch_size", "learning_rate", "warmup_steps", "precision", "compile")
         },
         "optimization": recipe.train.model_dump(mode="json", include=_OPTIMIZATION),
-    }
+    } | ({"changes": changes} if changes else {})
 
 
 def _train(run: Run) -> TrainState:
@@ -117,6 +120,9 @@ def _train(run: Run) -> TrainState:
         text = f"decay begins; the last step is {decided.steps}, by the time left"
         events({"step": step, "kind": "horizon", "text": text})
 
+    for change in run.plan.get("changes", []):
+        text = ", ".join(f"{path} {old} -> {new}" for path, (old, new) in change["settings"].items())
+        events({"step": change["step"], "kind": "settings", "text": text})
     validation = open_windows(run.folder("tokens"), "validation", tokenizer, packing, shape.seq_len)
     try:
         with stop_requests() as stop, _Bar(horizon) as bar:
@@ -288,14 +294,14 @@ def _mixture_lines(mixture: Mixture, steps: StepPlan, horizon: Horizon) -> str:
 # --- where training starts ---
 
 
-def _keep_previous_checkpoints(folder: Path, inputs: dict[str, Any]) -> None:
-    """Weights trained under other settings are set aside, never deleted."""
+def _keep_previous_checkpoints(folder: Path, fingerprints: set[str]) -> None:
+    """Weights of a training with another fingerprint are set aside, never deleted."""
     if not any(folder.glob("step-*")):
         return
     marker = next(
         (folder / m for m in (artifact.COMPLETE, artifact.IN_PROGRESS) if (folder / m).exists()), None
     )
-    if marker and artifact.read_json(marker)["fingerprint"] == artifact.fingerprint(inputs):
+    if marker and artifact.read_json(marker)["fingerprint"] in fingerprints:
         return
     console.say(f"  checkpoints of the earlier settings are kept at {artifact.set_aside(folder)}")
 

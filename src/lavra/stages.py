@@ -20,6 +20,7 @@ from lavra.model.config import ModelShape
 from lavra.pipeline import Run, build_or_reuse, run_pipeline, success_results
 from lavra.pretrain import inherited, pretrain_stage
 from lavra.recipe import LoadedRecipe, Recipe
+from lavra.resume import WATCHING, amend_plan, training_step
 from lavra.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from lavra.plan.solve import Wishes
     from lavra.tokenizer.bpe import Tokenizer
 
-PLAN_FORMAT = CORPUS_FORMAT = PRETRAIN_FORMAT = 1
+PLAN_FORMAT, CORPUS_FORMAT = 2, 1
 
 
 # --- plan ---------------------------------------------------------------------------------------
@@ -44,9 +45,15 @@ def plan_stage(run: Run) -> None:
         if run.plan["fingerprint"] == artifact.fingerprint(inputs):
             console.say(f"[{format_seconds(run.seconds())}] plan: reused, nothing upstream changed")
             return
+        if run.plan["format"] == PLAN_FORMAT and (step := training_step(run)):
+            changes = amend_plan(run, inputs, step)
+            artifact.write_json(file, run.plan)
+            console.say(f"[{format_seconds(run.seconds())}] plan: kept; settings changed after step {step}")
+            console.say("\n".join(f"  {change}" for change in changes))
+            return
     console.say(f"[{format_seconds(run.seconds())}] plan: measuring this machine")
     run.built.append("plan")
-    run.plan = make_plan(run, scan) | {"fingerprint": artifact.fingerprint(inputs)}
+    run.plan = make_plan(run, scan) | {"inputs": inputs, "fingerprint": artifact.fingerprint(inputs)}
     artifact.write_json(file, run.plan)
     console.say(plan_summary(run.plan))
 
@@ -124,7 +131,9 @@ def source_scan(config: CorpusConfig) -> SourceScan:
 
 def _plan_inputs(run: Run, scan: SourceScan) -> dict[str, Any]:
     start = inherited(run)
-    recipe = run.recipe.model_dump(mode="json", exclude={"name", "run_dir", "success", "preset"})
+    recipe = run.recipe.model_dump(
+        mode="json", exclude={"name": True, "run_dir": True, "success": True, "preset": True, **WATCHING}
+    )
     return {
         "format": PLAN_FORMAT,
         "recipe": recipe,
@@ -332,9 +341,16 @@ def run_recipe(
     from_stage: str = "",
     until: str = "report",
     fresh: bool = False,
+    force: bool = False,
     started: float | None = None,
 ) -> Run:
     """Bring a run up to `until`; arguments and errors as in `pipeline.run_pipeline`."""
     return run_pipeline(
-        loaded, STAGE_FUNCTIONS, from_stage=from_stage, until=until, fresh=fresh, started=started
+        loaded,
+        STAGE_FUNCTIONS,
+        from_stage=from_stage,
+        until=until,
+        fresh=fresh,
+        force=force,
+        started=started,
     )

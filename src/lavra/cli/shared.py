@@ -28,6 +28,9 @@ def add_recipe(parser: argparse.ArgumentParser, *, default: str = "") -> None:
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
     """Options of every verb that runs stages."""
     parser.add_argument("--fresh", action="store_true", help="set the old run directory aside and start anew")
+    parser.add_argument(
+        "--force", action="store_true", help="resume training even if changed settings break its data order"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only results and errors")
 
 
@@ -50,7 +53,9 @@ def run_until(args: argparse.Namespace, stage: str, *, from_stage: str = "") -> 
     from lavra.stages import run_recipe
 
     started = psutil.Process().create_time()
-    return run_recipe(load(args), until=stage, from_stage=from_stage, fresh=args.fresh, started=started)
+    return run_recipe(
+        load(args), until=stage, from_stage=from_stage, fresh=args.fresh, force=args.force, started=started
+    )
 
 
 def print_json(value: Any) -> None:

@@ -277,11 +277,11 @@ def _micro_batch(s: Situation, shape: ModelShape, batch_size: int) -> int:
     return micro
 
 
-def _learning_rate(s: Situation, shape: ModelShape) -> float:
-    """3e-3 at width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048)."""
-    if s.wishes.learning_rate != "auto":
-        return float(s.wishes.learning_rate)
-    return float(f"{3e-3 * (256 / shape.d_model) ** 1.2 if shape.d_model > 256 else 3e-3:.2g}")
+def peak_learning_rate(wish: float | str, d_model: int) -> float:
+    """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048)."""
+    if wish != "auto":
+        return float(wish)
+    return float(f"{3e-3 * (256 / d_model) ** 1.2 if d_model > 256 else 3e-3:.2g}")
 
 
 def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "batch_tokens": batch_tokens,
             "micro_batch_size": min(c.micro_batch_size, batch_size),
             "gradient_accumulation": math.ceil(batch_size / min(c.micro_batch_size, batch_size)),
-            "learning_rate": _learning_rate(s, c.shape),
+            "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model),
             "warmup_steps": max(1, round(s.wishes.warmup_fraction * steps)),
             "precision": s.calibration.precision if s.wishes.precision == "auto" else s.wishes.precision,
             "compile": c.compile,

@@ -22,6 +22,11 @@ class Ema:
         self.average = [p.detach().clone() for p in self._weights]
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Be the weights as they are now."""
+        torch._foreach_copy_(self.average, [p.detach() for p in self._weights])
+
+    @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after optimizer step `step` = 0, 1, ..."""
         decay = min(self.decay, (1 + step) / (10 + step))

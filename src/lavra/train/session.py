@@ -86,8 +86,10 @@ class Session:
         self.scale = LossScale(**self.state.loss_scale) if self.scale.enabled else self.scale
         load_model(checkpoint, self.model)
         load_optimizer(checkpoint, self.model, self.optimizer)
-        if self.ema is not None:
+        if self.ema is not None and (checkpoint / AVERAGE).exists():
             load_by_name(checkpoint, AVERAGE, self.ema.tensors())
+        elif self.ema is not None:  # asked for since then
+            self.ema.restart()
 
     def give_up(self, what: str, hint: str) -> NoReturn:
         """End the run; weights and records stay as they are.
