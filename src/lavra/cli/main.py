@@ -27,6 +27,7 @@ VERBS = {
     "chat": "talk to a trained model",
     "report": "one offline HTML page of a run",
     "runs": "ls, show, gc",
+    "checkpoint": "ls, verify, show, average",
     "config": "show, schema, presets",
 }
 _ENVIRONMENT = """\
