@@ -22,6 +22,7 @@ VERBS = {
     "tokenizer": "train, info, encode, decode",
     "tokens": "documents to token shards",
     "pretrain": "train; resumes by itself",
+    "prove-resume": "that a killed and resumed training equals one that was not, bit for bit",
     "evaluate": "bits per byte on whole documents, beside xz and zstd",
     "generate": "text from a trained model",
     "chat": "talk to a trained model",
@@ -74,7 +75,7 @@ def _dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean `lavra {near[0]}`?" if near else "`lavra --help` lists the commands"
         raise UsageError(f"no command `{verb}`", hint=hint)
-    module = importlib.import_module(f"lavra.cli.{verb}")
+    module = importlib.import_module(f"lavra.cli.{verb.replace('-', '_')}")
     parser = argparse.ArgumentParser(
         prog=f"lavra {verb}",
         description=module.__doc__,

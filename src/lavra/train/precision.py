@@ -105,8 +105,10 @@ class LossScale:
 
     def stepped(self) -> None:
         """A step was taken."""
+        if not self.enabled:
+            return
         self.good += 1
-        if self.enabled and self.good >= self.interval:
+        if self.good >= self.interval:
             self.scale, self.good = min(self.scale * 2, 2.0**24), 0
 
     def state(self) -> dict[str, Any]:
