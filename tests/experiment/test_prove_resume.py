@@ -36,7 +36,7 @@ train:
   sample_tokens: 4
   ema_decay: 0.99
   layers_every: 5
-  guard: {window: 16, loss_sigmas: 0.01, grad_sigmas: 0.01, patience: 50}
+  guard: {window: 16, loss_sigmas: 0.5, grad_sigmas: 0.5, patience: 50}
 """
 
 
