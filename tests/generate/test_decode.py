@@ -24,15 +24,26 @@ def full_logits(model, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), torch.arange(len(ids))[None])[0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     pieces=st.lists(st.integers(1, 5), min_size=1, max_size=16).filter(lambda p: sum(p) <= 16),
     kv_heads=st.sampled_from([1, 2, 4]),
     tied=st.booleans(),
+    window=st.sampled_from([0, 1, 2, 5, 15, 16, 40]),
+    soft_cap=st.sampled_from([0, 0.5, 3.0]),
     seed=st.integers(0, 99),
 )
-def test_cached_logits_equal_the_full_forward_pass(tiny_model, pieces, kv_heads, tied, seed) -> None:
-    model = tiny_model(seed=seed, scale=5, n_kv_heads=kv_heads, tie_embeddings=tied)
+def test_cached_logits_equal_the_full_forward_pass(
+    tiny_model, pieces, kv_heads, tied, window, soft_cap, seed
+) -> None:
+    model = tiny_model(
+        seed=seed,
+        scale=5,
+        n_kv_heads=kv_heads,
+        tie_embeddings=tied,
+        attention_window=window,
+        attention_soft_cap=soft_cap,
+    )
     ids = torch.randint(48, (sum(pieces),), generator=torch.Generator().manual_seed(seed)).tolist()
     expected, cache, done = full_logits(model, ids), Cache(model), 0
     for size in pieces:

@@ -30,10 +30,17 @@ def test_a_later_token_never_moves_an_earlier_logit(tiny_model, changed: int, tr
     assert not torch.equal(before[:, changed], after[:, changed])
 
 
-@settings(max_examples=12, deadline=None)
-@given(border=st.integers(1, 15), training=st.booleans())
-def test_packed_documents_never_see_one_another(tiny_model, border: int, training: bool) -> None:
-    model = tiny_model(scale=5)
+@settings(max_examples=16, deadline=None)
+@given(
+    border=st.integers(1, 15),
+    training=st.booleans(),
+    window=st.sampled_from([0, 3, 8]),
+    soft_cap=st.sampled_from([0, 2.0]),
+)
+def test_packed_documents_never_see_one_another(
+    tiny_model, border: int, training: bool, window: int, soft_cap: float
+) -> None:
+    model = tiny_model(scale=5, attention_window=window, attention_soft_cap=soft_cap)
     tokens = random_tokens(2, 16)
     positions = torch.cat([torch.arange(border), torch.arange(16 - border)]).expand(2, -1)
     disturbed = tokens.clone()
@@ -43,6 +50,32 @@ def test_packed_documents_never_see_one_another(tiny_model, border: int, trainin
         alone = model(tokens[:, border:], torch.arange(16 - border).expand(2, -1))
     assert torch.equal(packed[:, border:], other[:, border:])
     torch.testing.assert_close(packed[:, border:], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_windows_and_soft_caps_of_the_shape_reach_the_logits(tiny_model) -> None:
+    tokens, positions = random_tokens(2, 16), torch.arange(16).expand(2, -1)
+    full, windowed, capped = (
+        tiny_model(scale=8, **limits)(tokens, positions)
+        for limits in ({}, {"attention_window": 4}, {"attention_soft_cap": 1.0})
+    )
+    torch.testing.assert_close(full[:, :4], windowed[:, :4], atol=1e-5, rtol=0)
+    assert bool(((full[:, 4:] - windowed[:, 4:]).abs().amax(2) > 1e-3).all())
+    assert bool(((full[:, 1:] - capped[:, 1:]).abs().amax(2) > 1e-3).all())
+
+
+def test_the_compiled_model_is_the_model_and_new_documents_do_not_recompile(tiny_model) -> None:
+    torch.compiler.reset()
+    model = tiny_model(scale=5, attention_window=5, attention_soft_cap=2.0)
+    tokens = random_tokens(2, 16)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for number, border in enumerate((3, 9, 12)):
+        positions = torch.cat([torch.arange(border), torch.arange(16 - border)]).expand(2, -1)
+        with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
+            found = compiled(tokens, positions)
+        expected = model(tokens, positions)
+        assert torch.equal(found, expected)
+        gradients = (torch.autograd.grad(x.square().sum(), [*model.parameters()]) for x in (found, expected))
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_rope_turns_pairs_like_complex_numbers() -> None:

@@ -18,7 +18,7 @@ from lavra.model.config import ModelConfig, ModelShape, shape_for
 from lavra.model.decoder import Decoder, build_decoder
 
 shapes = st.builds(
-    lambda vocab, groups, kv, half, layers, d_ff, tied: ModelShape(
+    lambda vocab, groups, kv, half, layers, d_ff, tied, window: ModelShape(
         vocab_size=vocab,
         d_model=groups * kv * 2 * half,
         n_layers=layers,
@@ -27,6 +27,7 @@ shapes = st.builds(
         d_ff=d_ff,
         seq_len=8,
         tie_embeddings=tied,
+        attention_window=window,
     ),
     st.integers(1, 300),
     st.integers(1, 4),
@@ -35,6 +36,7 @@ shapes = st.builds(
     st.integers(1, 4),
     st.integers(1, 90),
     st.booleans(),
+    st.sampled_from([0, 0, 1, 3, 7, 8, 20]),
 )
 
 
@@ -47,30 +49,35 @@ def test_parameter_count_is_the_number_of_weights_of_the_built_model(shape: Mode
     assert model.state_dict().keys() == dict(model.named_parameters()).keys()  # no buffer is saved
 
 
-def causal_half(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor) -> Tensor:
+def useful_work(
+    q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor, *, window: int | None, soft_cap: float | None
+) -> Tensor:
     """Each query against the keys it may see and no other: its matmuls are exactly the useful work."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    rows = [
-        (q[:, :, i : i + 1] @ k[:, :, : i + 1].transpose(-1, -2)).softmax(-1) @ v[:, :, : i + 1]
-        for i in range(q.shape[2])
-    ]
+    rows = []
+    for i in range(q.shape[2]):
+        seen = slice(max(0, i + 1 - (window or i + 1)), i + 1)
+        rows.append((q[:, :, i : i + 1] @ k[:, :, seen].transpose(-1, -2)).softmax(-1) @ v[:, :, seen])
     return torch.cat(rows, 2)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(shape=shapes)
 def test_flops_per_token_are_those_of_a_forward_and_backward_pass(shape: ModelShape) -> None:
     model = build_decoder(shape, seed=0)
     tokens = torch.zeros(2, shape.seq_len, dtype=torch.long)
     positions = torch.arange(shape.seq_len).expand(2, -1)
     with (
-        mock.patch.object(decoder_module, "attention", causal_half),
+        mock.patch.object(decoder_module, "attention", useful_work),
         FlopCounterMode(display=False) as counter,
     ):
         model(tokens, positions).sum().backward()
-    # s(s+1)/2 pairs of query and key; the s^2/2 of the convention leaves half of the diagonal out.
-    diagonal = 6 * shape.n_layers * shape.d_model
-    assert counter.get_total_flops() == tokens.numel() * (shape.flops_per_token() + diagonal)
+    # w s - w(w-1)/2 pairs of query and key, w = s without a window; the w s - w^2/2 of the convention, s^2/2
+    # without one, leaves half of a diagonal of length w out.
+    window = min(shape.attention_window or shape.seq_len, shape.seq_len)
+    diagonal = 6 * shape.n_layers * shape.d_model * window / shape.seq_len
+    expected = tokens.numel() * (shape.flops_per_token() + diagonal)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-12)
 
 
 def test_flops_of_llama_3_8b_equal_the_published_figure() -> None:
@@ -87,6 +94,17 @@ def test_flops_of_llama_3_8b_equal_the_published_figure() -> None:
     )
     assert shape.parameter_count() == 8_030_261_248
     assert shape.flops_per_token() == pytest.approx(5.147e10, rel=2e-3)
+
+
+def test_a_shape_written_before_windows_and_soft_caps_has_neither(tiny_shape) -> None:
+    old = tiny_shape().model_dump(exclude={"attention_window", "attention_soft_cap"})
+    assert ModelShape(**old) == tiny_shape(attention_window=0, attention_soft_cap=0)
+
+
+def test_negative_windows_and_soft_caps_are_refused() -> None:
+    for limits in ({"attention_window": -1}, {"attention_soft_cap": -0.5}):
+        with pytest.raises(ValueError, match=next(iter(limits))):
+            ModelConfig(**limits)
 
 
 def vocabulary(size: int) -> int:

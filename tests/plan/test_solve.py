@@ -160,6 +160,17 @@ def test_weights_gradients_moments_are_in_the_memory_and_checkpoints_on_the_disk
     assert disk_bytes(shape, 0, keep=3) - disk_bytes(shape, 0, keep=2) == 12 * shape.parameter_count()
 
 
+def test_windows_and_soft_caps_spare_memory_and_windows_flops() -> None:
+    bound = situation(tokens=1).calibration
+    plain, windowed, capped = (
+        ModelShape(**solve(situation(tokens=1e7, seq_len=1024, model=limits))["decisions"]["model"])
+        for limits in ({}, {"attention_window": 64}, {"attention_soft_cap": 50.0})
+    )
+    memory = [peak_memory_bytes(s, 8, compiled=False, calibration=bound) for s in (plain, windowed, capped)]
+    assert memory[0] > memory[1] > memory[2]  # probabilities kept: causal, in a window, none
+    assert windowed.flops_per_token() < plain.flops_per_token() == capped.flops_per_token()
+
+
 @pytest.mark.parametrize(
     "wishes",
     [
@@ -222,6 +233,8 @@ def test_what_the_recipe_fixes_is_kept(budget: dict) -> None:
         "n_kv_heads": 2,
         "d_ff": 500,
         "tie_embeddings": False,
+        "attention_window": 256,
+        "attention_soft_cap": 30.0,
     }
     d = solve(situation(**budget, vocab_size=3000, model=model, **fixed))["decisions"]
     assert {k: d[k] for k in fixed} == fixed

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lavra.generate.sampling import Sampling, next_token
+from lavra.model.attention import cached_attention
 from lavra.model.decoder import Block, Decoder
 from lavra.tokenizer.bpe import Tokenizer
 
@@ -33,15 +34,15 @@ def extend(model: Decoder, cache: Cache, ids: list[int]) -> Tensor:
     device = model.embedding.weight.device
     positions = torch.arange(start, stop, device=device).unsqueeze(0)
     rope = model.rotary(positions)
-    mask = torch.arange(stop, device=device) <= positions.squeeze(0).unsqueeze(1)  # [new, T]
     hidden = model.embedding(torch.tensor([ids], device=device))
-    for layer, block in enumerate(cast("Iterable[Block]", model.blocks)):
-        q, k, v = block.attention.project(block.attention_norm(hidden), rope)
-        cache.keys[layer][:, :, start:stop] = k
-        cache.values[layer][:, :, start:stop] = v
-        keys, values = cache.keys[layer][:, :, :stop], cache.values[layer][:, :, :stop]
-        mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
-        hidden = hidden + block.attention.merge(mixed)
+    for number, block in enumerate(cast("Iterable[Block]", model.blocks)):
+        layer = block.attention
+        q, k, v = layer.project(block.attention_norm(hidden), rope)
+        cache.keys[number][:, :, start:stop] = k
+        cache.values[number][:, :, start:stop] = v
+        keys, values = cache.keys[number][:, :, :stop], cache.values[number][:, :, :stop]
+        mixed = cached_attention(q, keys, values, window=layer.window, soft_cap=layer.soft_cap)
+        hidden = hidden + layer.merge(mixed)
         hidden = hidden + block.feed_forward(block.feed_forward_norm(hidden))
     cache.length = stop
     return F.linear(model.norm(hidden[0, -1]), model.output_weight)

@@ -35,6 +35,12 @@ class ModelConfig(Config):
         default="auto", description="Use the embedding as output head; `auto`: yes below 500M parameters"
     )
     rope_theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="RoPE base frequency")
+    attention_window: Count = Field(
+        default=0, description="Keys that a token attends to at most, itself included; 0: all of its document"
+    )
+    attention_soft_cap: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="Bound c of the attention scores s, which become c tanh(s / c); 0: none"
+    )
 
 
 class ModelShape(Config):
@@ -49,6 +55,8 @@ class ModelShape(Config):
     seq_len: Count
     tie_embeddings: bool
     rope_theta: float = 10_000.0
+    attention_window: Count = 0
+    attention_soft_cap: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelShape:
@@ -78,13 +86,16 @@ class ModelShape(Config):
         return self.n_layers * (attention + 3 * self.d_model * self.d_ff) + self.vocab_size * self.d_model
 
     def flops_per_token(self, seq_len: int | None = None) -> float:
-        """Training FLOPs a token: 6 x matmul parameters + causal attention 6 L d s.
+        """Training FLOPs a token: 6 x matmul parameters + causal attention 6 L d s, or 6 L d w (2 - w / s) in a window w.
 
-        Convention: output head counted, input embedding not, attention causal (half of s^2), forward
-        plus twice that for backward; recomputation is not counted (MFU, Chowdhery et al. 2022, App. B).
+        Convention: output head counted, input embedding not, attention causal and inside its window (s^2 / 2
+        pairs of query and key, or w s - w^2 / 2), documents not regarded, forward plus twice that for
+        backward; recomputation is not counted (MFU, Chowdhery et al. 2022, App. B).
         """
         length = self.seq_len if seq_len is None else seq_len
-        return 6.0 * self.matmul_parameter_count() + 6.0 * self.n_layers * self.d_model * length
+        window = min(self.attention_window or length, length)
+        keys = window * (2 - window / length)  # twice the mean number that a query sees
+        return 6.0 * self.matmul_parameter_count() + 6.0 * self.n_layers * self.d_model * keys
 
 
 @cache
@@ -168,4 +179,6 @@ def _shape(
         seq_len=seq_len,
         tie_embeddings=tie,
         rope_theta=config.rope_theta,
+        attention_window=config.attention_window,
+        attention_soft_cap=config.attention_soft_cap,
     )

@@ -57,11 +57,12 @@ class StackedLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention inside documents."""
+    """Causal grouped-query attention inside documents, windows and soft caps as the shape has them."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = shape.n_heads, shape.n_kv_heads, shape.head_dim
+        self.window, self.soft_cap = shape.attention_window or None, shape.attention_soft_cap or None
         rows = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
         self.qkv = StackedLinear(shape.d_model, rows)
         self.out = nn.Linear(self.heads * self.head_dim, shape.d_model, bias=False)
@@ -80,7 +81,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], document_starts: Tensor) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`; `document_starts` `[B, T]` as in `attention`."""
         q, k, v = self.project(x, rope)
-        return self.merge(attention(q, k, v, document_starts))
+        return self.merge(attention(q, k, v, document_starts, window=self.window, soft_cap=self.soft_cap))
 
 
 class FeedForward(nn.Module):

@@ -102,14 +102,18 @@ def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, 
     """Tensors kept for the backward pass of one micro-batch, and the temporaries of a block on its way back.
 
     A token of a block keeps: both norm inputs and outputs, q, k, v before and after rotation, the attention
-    output, gate, up, silu and their product; up to a context of 1024 attention keeps five eighths of its T x T
-    probabilities. Temporaries take about 12 d_ff a token, once. The output keeps no logits. Compiled graphs
-    need four fifths of it all.
+    output, gate, up, silu and their product; up to a context of 1024 attention without a soft cap keeps five
+    eighths of its T x T probabilities, or in a window W at most T x (W + 128). Temporaries take about 12 d_ff a
+    token, once. The output keeps no logits. Compiled graphs need four fifths of it all.
     """
     tokens = micro_batch_size * shape.seq_len
     kv = shape.n_kv_heads * shape.head_dim
     block = 6 * shape.d_model + 2 * (shape.d_model + 2 * kv) + 4 * shape.d_ff
-    probabilities = shape.n_heads * shape.seq_len * 0.625 if shape.seq_len <= 1024 else 0
+    seen = 0.625 * shape.seq_len
+    if shape.attention_window:
+        seen = min(seen, shape.attention_window + 128)
+    kept_probabilities = shape.seq_len <= 1024 and not shape.attention_soft_cap
+    probabilities = shape.n_heads * seen if kept_probabilities else 0
     kept = shape.n_layers * (block + probabilities) + 12 * shape.d_ff
     return tokens * kept * element * (0.8 if compiled else 1.0)
 

@@ -27,7 +27,7 @@ class LayerStatistics:
     and of a block:
         activation_rms, activation_max: of its output, the residual stream.
         contribution: RMS of what it adds to the stream / RMS of the stream.
-        attention_logit: largest |q k| / sqrt(head_dim) among visible keys.
+        attention_logit: largest |q k| / sqrt(head_dim) among visible keys, before any soft cap.
     """
 
     def __init__(self, every: int, precision: str) -> None:
@@ -87,11 +87,12 @@ def activation_statistics(model: Decoder, one: Batch, precision: str) -> dict[st
     device = next(model.parameters()).device
     one = one.to(device)
     found: dict[str, dict[str, float]] = {}
-    visible = visible_keys(document_starts_from_positions(one.positions))[:, None]
+    starts = document_starts_from_positions(one.positions)
+    visible = visible_keys(starts, model.shape.attention_window or None)[:, None]
 
     with autocast(device, precision), torch.compiler.set_stance("force_eager"):
         stream = model.embedding(one.tokens)
-        rope, starts = model.rotary(one.positions), document_starts_from_positions(one.positions)
+        rope = model.rotary(one.positions)
         for number, block in enumerate(model.blocks):
             assert isinstance(block, Block)
             logit = _largest_logit(block.attention, block.attention_norm(stream), rope, visible)
