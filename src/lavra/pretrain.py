@@ -342,12 +342,16 @@ def inherited(run: Run) -> tuple[ModelShape, str] | None:
 def _describer(run: Run, sampler: Sampler, tokenizer: Tokenizer) -> Callable[[DocumentSpan], dict[str, Any]]:
     """A document span -> id, source, path, place and excerpt, for events."""
     from lavra.corpus.store import find_document
+    from lavra.tokens.importing import find_origin
 
     store = sampler.windows.store
 
     def describe(span: DocumentSpan) -> dict[str, Any]:
         stop = min(span.tokens + EXCERPT_TOKENS, span.tokens + span.stop - span.start)
-        place = find_document(run.artifacts["corpus"].path, "train", span.part, span.id)
+        if origin := find_origin(run.folder("tokens"), span.part, span.id):
+            place = {"path": origin, "url": ""}
+        else:
+            place = find_document(run.artifacts["corpus"].path, "train", span.part, span.id)
         return {
             "id": span.id,
             "source": span.source,
@@ -376,7 +380,7 @@ def _validator(run: Run, windows: Windows, tokenizer: Tokenizer, horizon: Horizo
     count = min(windows.count, max(1, config.validation_tokens // decisions["seq_len"]))
     chosen = np.linspace(0, windows.count - 1, count).astype(np.int64)
     batches = windows.batch(chosen, chosen).split(decisions["micro_batch_size"])
-    bytes_per_token = run.artifacts["tokenizer"].summary["bytes_per_token"]
+    bytes_per_token = windows.store.n_bytes / windows.store.n_tokens
     interval = (horizon.seconds or 0) / config.validations
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=run.recipe.seed)
     last = {"step": 0, "time": time.monotonic()}

@@ -125,6 +125,27 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _tokens_have_their_tokenizer(self) -> Recipe:
+        given = [
+            k
+            for k, v in (("tokenizer.path", self.tokenizer.path), ("train.init_from", self.train.init_from))
+            if v
+        ]
+        if self.tokens.sources and not given:
+            raise ValueError(
+                "tokens.sources needs tokenizer.path, the tokenizer.json that wrote those tokens"
+            )
+        if not self.corpus.sources and not self.tokens.sources:
+            raise ValueError("corpus.sources is empty, and there are no tokens.sources either")
+        if len(given) > 1:
+            raise ValueError(
+                "give tokenizer.path or train.init_from (which brings its own tokenizer), not both"
+            )
+        if self.tokenizer.path and self.tokenizer.vocab_size != "auto":
+            raise ValueError("tokenizer.vocab_size is that of tokenizer.path; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _mixture_is_whole(self) -> Recipe:
         tokens = self.tokens
         for name in ("max_epochs", "curriculum"):
@@ -254,13 +275,15 @@ def _absolute_paths(layer: Layer, base: Path) -> Layer:
     data = {key: value for key, value in layer.data.items()}
     if "run_dir" in data:
         data["run_dir"] = absolute(data["run_dir"])
-    if isinstance(data.get("train"), Mapping) and "init_from" in data["train"]:
-        data["train"] = {**data["train"], "init_from": absolute(data["train"]["init_from"])}
-    corpus = data.get("corpus")
-    if isinstance(corpus, Mapping) and isinstance(corpus.get("sources"), list):
-        sources = [
-            {**s, "path": absolute(s["path"])} if isinstance(s, Mapping) and "path" in s else s
-            for s in corpus["sources"]
-        ]
-        data["corpus"] = {**corpus, "sources": sources}
+    for name, key in (("train", "init_from"), ("tokenizer", "path")):
+        if isinstance(section := data.get(name), Mapping) and key in section:
+            data[name] = {**section, key: absolute(section[key])}
+    for name in ("corpus", "tokens"):
+        section = data.get(name)
+        if isinstance(section, Mapping) and isinstance(section.get("sources"), list):
+            sources = [
+                {**s, "path": absolute(s["path"])} if isinstance(s, Mapping) and "path" in s else s
+                for s in section["sources"]
+            ]
+            data[name] = {**section, "sources": sources}
     return Layer(layer.origin, data, layer.marks)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lavra.model.decoder import Decoder
     from lavra.plan.solve import Wishes
     from lavra.tokenizer.bpe import Tokenizer
+    from lavra.tokens.config import TokenSource
+    from lavra.tokens.pretokenized import TokenFile
 
 PLAN_FORMAT, CORPUS_FORMAT = 2, 1
 
@@ -36,9 +38,11 @@ PLAN_FORMAT, CORPUS_FORMAT = 2, 1
 
 def plan_stage(run: Run) -> None:
     """Decide and predict; a plan whose inputs did not change is kept as it is."""
-    source_scan.cache_clear()  # an earlier run of this process may have seen other files
+    for seen in (source_scan, token_files):
+        seen.cache_clear()  # an earlier run of this process may have seen other files
     scan = source_scan(run.recipe.corpus)
-    inputs = _plan_inputs(run, scan)
+    files = token_files(run.recipe.tokens.sources, run.recipe.corpus)
+    inputs = _plan_inputs(run, scan, files)
     file = run.dir / "plan.json"
     if file.exists():
         run.plan = artifact.read_json(file)
@@ -62,6 +66,7 @@ def make_plan(run: Run, scan: SourceScan) -> dict[str, Any]:
     """Measure this machine and solve for the budget (writes environment.json)."""
     from lavra.experiment.calibrate import calibrate
     from lavra.plan.solve import Situation, solve
+    from lavra.tokenizer.bpe import load_tokenizer
 
     recipe = run.recipe
     machine = probe_machine()
@@ -69,14 +74,19 @@ def make_plan(run: Run, scan: SourceScan) -> dict[str, Any]:
     _write_environment(run, machine.as_dict(), calibration.gemm_gflops)
     kind = next(k for k in ("time", "tokens", "flops") if getattr(recipe.budget, k) is not None)
     start = inherited(run)
+    tokenizer = recipe.tokenizer
+    if tokenizer.path:
+        size = load_tokenizer(Path(tokenizer.path)).vocab_size
+        tokenizer = tokenizer.model_copy(update={"vocab_size": size})
     plan = solve(
         Situation(
             budget_kind=kind,
             budget_value=float(getattr(recipe.budget, kind)),
             model=recipe.model,
-            tokenizer=recipe.tokenizer,
+            tokenizer=tokenizer,
             wishes=_wishes(recipe),
             text_bytes=scan.estimated_text_bytes,
+            ready_tokens=sum(f.n_tokens for f in token_files(recipe.tokens.sources, recipe.corpus)),
             machine=machine,
             calibration=calibration,
             elapsed=run.seconds(),
@@ -129,8 +139,19 @@ def source_scan(config: CorpusConfig) -> SourceScan:
     return scan_sources(config)
 
 
-def _plan_inputs(run: Run, scan: SourceScan) -> dict[str, Any]:
+@cache
+def token_files(sources: tuple[TokenSource, ...], corpus: CorpusConfig) -> list[TokenFile]:
+    """The tokenised files of a run, looked at once a run."""
+    from lavra.tokens.pretokenized import scan_token_sources
+
+    return scan_token_sources(sources, source_scan(corpus).names)
+
+
+def _plan_inputs(run: Run, scan: SourceScan, files: list[TokenFile]) -> dict[str, Any]:
+    from lavra.tokens.pretokenized import file_inputs
+
     start = inherited(run)
+    given = _given_tokenizer(run.recipe)
     recipe = run.recipe.model_dump(
         mode="json", exclude={"name": True, "run_dir": True, "success": True, "preset": True, **WATCHING}
     )
@@ -138,8 +159,23 @@ def _plan_inputs(run: Run, scan: SourceScan) -> dict[str, Any]:
         "format": PLAN_FORMAT,
         "recipe": recipe,
         "sources": scan.inputs(),
+        "token_sources": file_inputs(files),
+        "tokenizer": artifact.file_hash(given) if given else "",
         "init_from": start[1] if start else "",
     }
+
+
+def _given_tokenizer(recipe: Recipe) -> Path | None:
+    """The tokenizer.json that is used instead of a trained one.
+
+    Raises:
+        PreflightError: it is not there.
+    """
+    start, path = recipe.train.init_from, recipe.tokenizer.path
+    given = Path(start) / "tokenizer/tokenizer.json" if start else Path(path) if path else None
+    if given is not None and not given.is_file():
+        raise PreflightError(f"no tokenizer at {given}", hint="name a tokenizer.json")
+    return given
 
 
 def _write_environment(run: Run, machine: dict[str, Any], gemm: dict[str, float]) -> None:
@@ -218,40 +254,56 @@ def tokenizer_stage(run: Run) -> Artifact:
     corpus = run.artifacts["corpus"]
     config = run.recipe.tokenizer
     vocab_size = run.plan["decisions"]["vocab_size"]
-    given = (
-        Path(run.recipe.train.init_from) / "tokenizer/tokenizer.json" if run.recipe.train.init_from else None
-    )
+    given = _given_tokenizer(run.recipe)
     inputs = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint,
-        "config": config.model_dump(mode="json", exclude={"vocab_size"}),
+        "config": config.model_dump(mode="json", exclude={"vocab_size", "path"}),
         "vocab_size": vocab_size,
         "inherited": artifact.file_hash(given) if given else "",
     }
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
         result = run_apart(
-            build_tokenizer, config, corpus, folder, vocab_size=vocab_size, inherited=given, inputs=inputs
+            build_tokenizer, config, corpus, folder, vocab_size=vocab_size, given=given, inputs=inputs
         )
-        console.say(f"  {result.summary['bytes_per_token']:.2f} bytes a token on validation text")
+        if rate := result.summary["bytes_per_token"]:
+            console.say(f"  {rate:.2f} bytes a token on validation text")
         return result
 
     return build_or_reuse(run, "tokenizer", inputs, build)
 
 
 def tokens_stage(run: Run) -> Artifact:
-    """Corpus + tokenizer -> token shards."""
+    """Corpus and tokenised sources + tokenizer -> token shards."""
     from lavra.tokens.build import FORMAT_VERSION, build_tokens
+    from lavra.tokens.pretokenized import file_inputs
 
     corpus, tokenizer = run.artifacts["corpus"], run.artifacts["tokenizer"]
     packing, seq_len = run.recipe.tokens.packing, run.plan["decisions"]["seq_len"]
     inputs = {"format": FORMAT_VERSION, "corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
     if packing != "concat":  # rows are planned and stored
         inputs |= {"packing": packing, "seq_len": seq_len}
+    config = run.recipe.corpus
+    held_out = {
+        "validation_fraction": config.validation_fraction,
+        "validation_max_bytes": run.plan["decisions"]["validation_max_bytes"],
+    }
+    if files := token_files(run.recipe.tokens.sources, config):
+        inputs |= {"files": file_inputs(files), **held_out}
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
         result = run_apart(
-            build_tokens, corpus, tokenizer, folder, packing=packing, seq_len=seq_len, inputs=inputs
+            build_tokens,
+            corpus,
+            tokenizer,
+            folder,
+            packing=packing,
+            seq_len=seq_len,
+            inputs=inputs,
+            files=files,
+            **held_out,
+            workers=usable_cores() if config.workers == "auto" else config.workers,
         )
         console.say(f"  {format_count(result.summary['train_tokens'])} training tokens")
         return result
@@ -266,6 +318,7 @@ def evaluate_stage(run: Run) -> Artifact:
     """Final weights on whole validation documents."""
     from lavra.checkpoint.store import latest_checkpoint, weights_file
     from lavra.evaluate.build import FORMAT_VERSION, evaluate, results_table
+    from lavra.tokens.importing import held_out_documents
 
     checkpoint = latest_checkpoint(run.folder("pretrain"))
     assert checkpoint is not None
@@ -278,10 +331,15 @@ def evaluate_stage(run: Run) -> Artifact:
         "tokenizer": run.artifacts["tokenizer"].fingerprint,
         "max_bytes": max_bytes,
     }
+    if run.recipe.tokens.sources:
+        inputs["tokens"] = run.artifacts["tokens"].fingerprint
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
         model, tokenizer = load_trained(run.dir)
-        result = evaluate(model, tokenizer, corpus, folder, max_bytes=max_bytes, inputs=inputs)
+        imported = held_out_documents(run.folder("tokens"), tokenizer)
+        result = evaluate(
+            model, tokenizer, corpus, folder, max_bytes=max_bytes, inputs=inputs, imported=imported
+        )
         console.say(results_table(artifact.read_json(folder / "results.json")))
         return result
 

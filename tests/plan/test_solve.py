@@ -157,7 +157,7 @@ def test_weights_gradients_moments_are_in_the_memory_and_checkpoints_on_the_disk
     four = peak_memory_bytes(shape, 4, compiled=False, calibration=bound)
     assert four - two == pytest.approx(2 * (two - one), abs=4)  # linear in the micro-batch
     assert peak_memory_bytes(shape, 4, compiled=True, calibration=bound) < four
-    assert disk_bytes(shape, 0, keep=3) - disk_bytes(shape, 0, keep=2) == 12 * shape.parameter_count()
+    assert disk_bytes(shape, 0, 0, keep=3) - disk_bytes(shape, 0, 0, keep=2) == 12 * shape.parameter_count()
 
 
 def test_windows_and_soft_caps_spare_memory_and_windows_flops() -> None:

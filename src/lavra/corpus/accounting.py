@@ -147,7 +147,7 @@ def summarize(accounting: Mapping[str, Any]) -> dict[str, Any]:
     considered = totals[RECORDS_IN]["documents"] - totals[SAMPLED_OUT]["documents"]
     summary: dict[str, Any] = {
         "documents_in": totals[RECORDS_IN]["documents"],
-        "kept_fraction": totals[KEPT]["documents"] / considered,
+        "kept_fraction": totals[KEPT]["documents"] / max(considered, 1),
         "train_bytes": totals[TRAIN]["bytes"],
         "validation_bytes": totals[VALIDATION]["bytes"],
         "error_documents": totals[ERRORS]["documents"],

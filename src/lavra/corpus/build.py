@@ -66,6 +66,8 @@ def build_corpus(
     try:
         begin(out, KIND, inputs)
         # accounting.json is written last: with it every part is whole, and `work` may be half gone.
+        if not scan.files:  # all text comes tokenised
+            write_json(out / ACCOUNTING, build_accounting(Tally(), {"validation_groups": 0}, []))
         if not (out / ACCOUNTING).exists():
             manifest = _manifest(scan, out, max_bytes)
             _read_units(config, scan, manifest, out, workers)

@@ -61,7 +61,8 @@ class CorpusConfig(Config):
     """What text to read, what to keep, and how to split it."""
 
     sources: tuple[Source, ...] = Field(
-        default=(Source(path=STANDARD_LIBRARY),), min_length=1, description="Where text comes from"
+        default=(Source(path=STANDARD_LIBRARY),),
+        description="Where text comes from; none: all text comes tokenised, from tokens.sources",
     )
     max_bytes: AutoBytes = Field(
         default="auto",

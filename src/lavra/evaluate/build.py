@@ -33,15 +33,21 @@ class Scored:
     zstd: int
 
 
-def choose_documents(corpus: Artifact, max_bytes: int) -> list[dict[str, Any]]:
+def choose_documents(
+    corpus: Artifact, max_bytes: int, imported: Iterable[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Whole validation documents up to `max_bytes`, by content hash, kinds in their proportion.
 
     The order by hash makes the choice independent of reading order and stable when text is added.
+
+    Args:
+        imported: rows of validation documents that are not in the corpus.
     """
     columns = ["id", "text", "path", "key", "kind", "file_type", "bytes"]
     documents = [row for b in iter_documents(corpus.path, "validation", columns) for row in b.to_pylist()]
+    documents += imported
     if not documents:
-        raise PreflightError("the corpus has no validation documents")
+        raise PreflightError("there are no validation documents")
     share = min(1.0, max_bytes / sum(row["bytes"] for row in documents))
     chosen: list[dict[str, Any]] = []
     for kind in sorted({row["kind"] for row in documents}):
@@ -62,10 +68,11 @@ def evaluate(
     *,
     max_bytes: int,
     inputs: dict[str, Any],
+    imported: Iterable[dict[str, Any]] = (),
 ) -> Artifact:
     """Score, compare, write `results.json`. All figures are bits per UTF-8 byte of the original text."""
     artifact.begin(out, "evaluate", inputs)
-    documents = choose_documents(corpus, max_bytes)
+    documents = choose_documents(corpus, max_bytes, imported)
     with console.progress("  scoring", sum(row["bytes"] for row in documents)) as bar:
         scored = [s for chunk in _chunks(documents) for s in _score(model, tokenizer, chunk, bar)]
     together = "".join(row["text"] for row in documents).encode()

@@ -16,6 +16,7 @@ BYTES_PER_TOKEN = 3.4  # before the tokenizer exists: vocabulary 4096 on English
 CORPUS_BYTES_PER_SECOND_CORE = 6e6
 TOKENIZER_BYTES_PER_SECOND = 1.5e6
 ENCODE_BYTES_PER_SECOND_CORE = 0.8e6
+IMPORT_TOKENS_PER_SECOND_CORE = 5e6  # benchmarks/token_import.py
 COMPRESS_BYTES_PER_SECOND = 0.5e6  # xz -9e and zstd -19 of the evaluated files
 STAGE_OVERHEAD_SECONDS = 2.0  # processes start, files open
 REPORT_SECONDS = 2.0
@@ -118,12 +119,12 @@ def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, 
     return tokens * kept * element * (0.8 if compiled else 1.0)
 
 
-def disk_bytes(shape: ModelShape, corpus_bytes: int, *, keep: int) -> int:
+def disk_bytes(shape: ModelShape, corpus_bytes: int, ready_tokens: int, *, keep: int) -> int:
     """Corpus (compressed, with its intermediate copy), tokens (2 or 4 bytes), checkpoints kept plus one."""
     token = 2 if shape.vocab_size <= 1 << 16 else 4
     return int(
         corpus_bytes * 0.8
-        + corpus_bytes / BYTES_PER_TOKEN * token
+        + (corpus_bytes / BYTES_PER_TOKEN + ready_tokens) * token
         + (keep + 1) * 12 * shape.parameter_count()
     )
 
@@ -131,6 +132,7 @@ def disk_bytes(shape: ModelShape, corpus_bytes: int, *, keep: int) -> int:
 def stage_seconds(
     *,
     corpus_bytes: float,
+    ready_tokens: float,
     tokenizer_bytes: float,
     evaluate_bytes: float,
     tokens_per_second: float,
@@ -141,7 +143,9 @@ def stage_seconds(
     return {
         "corpus": STAGE_OVERHEAD_SECONDS + corpus_bytes / CORPUS_BYTES_PER_SECOND_CORE / cores,
         "tokenizer": STAGE_OVERHEAD_SECONDS + tokenizer_bytes / TOKENIZER_BYTES_PER_SECOND,
-        "tokens": STAGE_OVERHEAD_SECONDS + corpus_bytes / ENCODE_BYTES_PER_SECOND_CORE / cores,
+        "tokens": STAGE_OVERHEAD_SECONDS
+        + corpus_bytes / ENCODE_BYTES_PER_SECOND_CORE / cores
+        + ready_tokens / IMPORT_TOKENS_PER_SECOND_CORE / cores,
         "evaluate": STAGE_OVERHEAD_SECONDS + scored + evaluate_bytes / COMPRESS_BYTES_PER_SECOND,
         "report": REPORT_SECONDS,
     }

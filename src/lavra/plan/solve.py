@@ -58,6 +58,7 @@ class Situation:
     Attributes:
         budget_kind: `time` (seconds), `tokens` or `flops`.
         text_bytes: estimated bytes of source text.
+        ready_tokens: tokens that come tokenised.
         elapsed: seconds since the command started.
     """
 
@@ -71,6 +72,7 @@ class Situation:
     calibration: Calibration
     elapsed: float
     inherited: ModelShape | None = None
+    ready_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _candidate(s: Situation, size: int) -> Candidate:
     corpus_bytes = min(_corpus_bytes(s, rate), s.text_bytes)
     stages = stage_seconds(
         corpus_bytes=corpus_bytes,
+        ready_tokens=s.ready_tokens,
         tokenizer_bytes=min(s.tokenizer.train_max_bytes, corpus_bytes),
         evaluate_bytes=evaluate_bytes,
         tokens_per_second=rate,
@@ -207,7 +210,7 @@ def _seq_len(s: Situation, size: int) -> int:
         return int(s.wishes.seq_len)
     wanted = 512 if size < 60e6 else 1024 if size < 500e6 else 2048
     # A short corpus: at least eight windows, so that a batch does not repeat itself.
-    longest = max(16, int(s.text_bytes / BYTES_PER_TOKEN / 8))
+    longest = max(16, int((s.text_bytes / BYTES_PER_TOKEN + s.ready_tokens) / 8))
     return min(wanted, 1 << (longest.bit_length() - 1))
 
 
@@ -329,7 +332,9 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "parameters": c.shape.parameter_count(),
             "flops": c.shape.flops_per_token() * tokens,
             "peak_memory_bytes": c.memory_bytes,
-            "disk_bytes": disk_bytes(c.shape, min(corpus, s.text_bytes), keep=s.wishes.keep_checkpoints),
+            "disk_bytes": disk_bytes(
+                c.shape, min(corpus, s.text_bytes), s.ready_tokens, keep=s.wishes.keep_checkpoints
+            ),
             "tokens_per_second": round(c.tokens_per_second, 1),
             "wall_seconds": sum(stages.values()),
             "final_bpb": round(c.bits_per_byte, 3),
@@ -352,7 +357,9 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
 
 def _notes(c: Candidate, s: Situation, tokens: float) -> list[str]:
     notes = []
-    available = min(s.text_bytes, _corpus_bytes(s, c.tokens_per_second)) * 0.9 / BYTES_PER_TOKEN
+    available = (
+        min(s.text_bytes, _corpus_bytes(s, c.tokens_per_second)) * 0.9 / BYTES_PER_TOKEN + s.ready_tokens
+    )
     if tokens > 4 * available:
         notes.append(
             f"the horizon passes {tokens / available:.0f} times over the text; beyond about 4 epochs repeats teach "

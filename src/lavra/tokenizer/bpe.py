@@ -37,11 +37,7 @@ class Tokenizer:
         if end is None:
             raise UsageError(f"the tokenizer has no {END_OF_TEXT} token")
         self.end_id: int = end
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of entries, special tokens included."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())  # ids may have gaps
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; decode(encode(text)) == text for every str without lone surrogates."""
@@ -54,6 +50,28 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens show as their names; incomplete UTF-8 becomes U+FFFD."""
         return self._inner.decode(list(ids), skip_special_tokens=False)
+
+    def token_bytes(self) -> list[bytes]:
+        """What each id stands for, `[vocab_size]`: the texts of ids are these, joined.
+
+        Raises:
+            PreflightError: not a byte-level tokenizer, whose tokens stand for the same bytes anywhere.
+        """
+        from tokenizers import decoders, pre_tokenizers
+
+        if not isinstance(self._inner.decoder, decoders.ByteLevel):
+            raise PreflightError(
+                f"a byte-level tokenizer is needed, this one decodes by {self._inner.decoder}"
+            )
+        # Printable bytes stand for themselves, the others for U+0100 and on, in rising order.
+        itself = {ord(c) for c in pre_tokenizers.ByteLevel.alphabet() if ord(c) < 256}
+        others = [b for b in range(256) if b not in itself]
+        byte_of = {chr(b): b for b in itself} | {chr(256 + i): b for i, b in enumerate(others)}
+        table = [b""] * self.vocab_size
+        for name, identity in self._inner.get_vocab(with_added_tokens=True).items():
+            spelled = all(c in byte_of for c in name)  # an added token may be plain text
+            table[identity] = bytes(byte_of[c] for c in name) if spelled else name.encode()
+        return table
 
     def pieces(self, text: str) -> list[str]:
         """The text cut at token boundaries (a character cut across tokens shows in the first of them)."""

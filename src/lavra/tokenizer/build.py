@@ -23,21 +23,21 @@ def build_tokenizer(
     out: Path,
     *,
     vocab_size: int,
-    inherited: Path | None,
+    given: Path | None,
     inputs: dict[str, Any],
 ) -> Artifact:
-    """Train on the training split, or copy the tokenizer of the run that training starts from.
+    """Train on the training split, or copy a tokenizer that is given.
 
     Args:
-        inherited: `tokenizer.json` of another run (`--init-from`); nothing is trained then.
+        given: a `tokenizer.json`, the recipe's or that of the run that training starts from; nothing is trained then.
 
     Raises:
         PreflightError: the corpus does not support the vocabulary.
     """
     artifact.begin(out, "tokenizer", inputs)
     file = out / "tokenizer.json"
-    if inherited is not None:
-        artifact.write_bytes(file, inherited.read_bytes())
+    if given is not None:
+        artifact.write_bytes(file, given.read_bytes())
     elif not file.exists():
         total = corpus.summary["train_bytes"]
         console.say(f"  learning {vocab_size} tokens from up to {config.train_max_bytes / 1e6:.1f} MB")
@@ -73,11 +73,11 @@ def _facts(tokenizer: Tokenizer, corpus: Artifact) -> dict[str, Any]:
             examples.setdefault(kind, text[:EXAMPLE_CHARACTERS])
         if sum(totals[0] for totals in count.values()) > FERTILITY_BYTES:
             break
-    if not count:
+    if not count and corpus.summary["kept_documents"]:
         raise PreflightError("the corpus has no validation documents")
     size, tokens = (sum(totals[i] for totals in count.values()) for i in (0, 1))
     return {
-        "bytes_per_token": size / tokens,
+        "bytes_per_token": size / tokens if tokens else None,  # without a corpus
         "bytes_per_token_by_kind": {kind: b / t for kind, (b, t) in count.items()},
         "examples": [{"text": t, "tokens": tokenizer.pieces(t)} for t in examples.values()],
         "longest_tokens": tokenizer.longest_tokens(20),

@@ -12,8 +12,12 @@ SUCCESS_METRICS = ("vocab_size", "bytes_per_token")
 
 
 class TokenizerConfig(Config):
-    """Byte-level BPE, trained on the training split."""
+    """Byte-level BPE, trained on the training split, or given."""
 
+    path: str = Field(
+        default="",
+        description="A tokenizer.json to use; nothing is trained then (it must know <|endoftext|>)",
+    )
     vocab_size: AutoCount = Field(
         default="auto",
         description="Entries, special tokens and 256 bytes included; `auto`: by budget and corpus",

@@ -1,8 +1,8 @@
-"""Stage `tokens`: corpus + tokenizer -> token shards, one for each corpus part."""
+"""Stage `tokens`: corpus and tokenised sources + tokenizer -> token shards, one for each part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import pyarrow as pa
 from lavra import artifact, console
 from lavra.artifact import Artifact
 from lavra.corpus.store import Split, iter_part, part_paths
+from lavra.errors import PreflightError
 from lavra.tokenizer.bpe import Tokenizer, load_tokenizer
 from lavra.tokens.config import Packing
+from lavra.tokens.importing import import_sources
 from lavra.tokens.packing import ConcatRows, load_plan, plan_rows, save_plan
+from lavra.tokens.pretokenized import TokenFile
 from lavra.tokens.store import Encoded, TokenStore, part_exists, token_dtype, write_part
 from lavra.tokens.windows import Windows
 
@@ -31,8 +34,19 @@ def build_tokens(
     packing: Packing,
     seq_len: int,
     inputs: dict[str, Any],
+    files: Sequence[TokenFile] = (),
+    validation_fraction: float = 0.0,
+    validation_max_bytes: int = 0,
+    workers: int = 1,
 ) -> Artifact:
-    """Encode every document, append one end token each, plan the rows; finished parts are kept on resume."""
+    """Encode every document, append one end token each, plan the rows; finished parts are kept on resume.
+
+    Args:
+        files: tokenised sources; the last three arguments are about them only.
+        validation_fraction: share of their bytes to hold out.
+        validation_max_bytes: upper bound of that.
+        workers: processes.
+    """
     artifact.begin(out, "tokens", inputs)
     encoder = load_tokenizer(tokenizer.path / "tokenizer.json")
     parts = {split: part_paths(corpus.path, split) for split in SPLITS}
@@ -44,8 +58,21 @@ def build_tokens(
                 if not part_exists(out, split, number):
                     _encode_part(part, out, split, number, encoder)
                 bar.advance(part.stat().st_size)
+    imported = {}
+    if files:
+        numbers = [int(part.stem.removeprefix("part-")) for paths in parts.values() for part in paths]
+        imported = import_sources(
+            files,
+            encoder,
+            out,
+            number=max(numbers, default=-1) + 1,
+            validation_fraction=validation_fraction,
+            validation_max_bytes=validation_max_bytes,
+            workers=workers,
+        )
+        _say_what_came(imported, corpus)
     stores = {split: open_store(out, split, encoder) for split in SPLITS}
-    _check_identity(stores, corpus)
+    _check_identity(stores, corpus, imported)
     if packing != "concat":
         for split, store in stores.items():
             save_plan(out, split, plan_rows(store, seq_len, best_fit=packing == "best_fit"))
@@ -95,8 +122,31 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         start = stop
 
 
-def _check_identity(stores: dict[Split, TokenStore], corpus: Artifact) -> None:
-    """Documents in the corpus == documents in the store (law 4)."""
+def _say_what_came(imported: Mapping[str, Any], corpus: Artifact) -> None:
+    """One line a source.
+
+    Raises:
+        PreflightError: nothing at all is held out.
+    """
+    for name, counts in imported.items():
+        console.say(
+            f"  {name}: {counts['documents_in']:,} documents in = {counts['train']:,} train + "
+            f"{counts['validation']:,} validation + {counts['dropped']['empty']:,} dropped (empty)"
+        )
+    for split in SPLITS:
+        if not corpus.summary[f"{split}_documents"] + sum(c[split] for c in imported.values()):
+            raise PreflightError(
+                f"the tokenised sources leave no document for {split}",
+                where="tokens.sources",
+                hint="add documents, or check end_id: it tells them apart",
+            )
+
+
+def _check_identity(stores: dict[Split, TokenStore], corpus: Artifact, imported: Mapping[str, Any]) -> None:
+    """Documents in the corpus and in the sources == documents in the store (law 4)."""
+    for name, counts in imported.items():
+        written = counts["train"] + counts["validation"] + counts["dropped"]["empty"]
+        assert counts["documents_in"] == written, f"{name}: {written} of {counts['documents_in']} documents"
     for split, store in stores.items():
-        expected = corpus.summary[f"{split}_documents"]
+        expected = corpus.summary[f"{split}_documents"] + sum(c[split] for c in imported.values())
         assert store.n_documents == expected, f"{split}: {store.n_documents} of {expected} documents encoded"

@@ -15,6 +15,21 @@ _Weight = Annotated[float, Field(ge=0)]
 Weights = dict[str, _Weight]
 
 
+class TokenSource(Config):
+    """Text that is tokenised already, with the run's own tokenizer."""
+
+    path: str = Field(
+        description="A .bin file (nanoGPT, llm.c), the prefix of a Megatron .bin and .idx, or a folder or glob of .bin files"
+    )
+    name: str = Field(
+        default="", description="Name in mixture and ledger; default: the last part of the path"
+    )
+    end_id: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="End token in these files; needed without an .idx; default: the tokenizer's end token",
+    )
+
+
 class CurriculumStage(Config):
     """A stage of the curriculum: other weights from some moment on."""
 
@@ -36,6 +51,9 @@ class TokensConfig(Config):
 
     seq_len: AutoCount = Field(
         default="auto", description="Tokens a sequence; `auto`: by budget, at most what the corpus fills"
+    )
+    sources: tuple[TokenSource, ...] = Field(
+        default=(), description="Tokenised text beside the corpus's (needs tokenizer.path)"
     )
     packing: Packing = Field(
         default="concat",
