@@ -277,6 +277,7 @@ def tokenizer_stage(run: Run) -> Artifact:
 def tokens_stage(run: Run) -> Artifact:
     """Corpus and tokenised sources + tokenizer -> token shards."""
     from lavra.tokens.build import FORMAT_VERSION, build_tokens
+    from lavra.tokens.importing import Import
     from lavra.tokens.pretokenized import file_inputs
 
     corpus, tokenizer = run.artifacts["corpus"], run.artifacts["tokenizer"]
@@ -284,13 +285,12 @@ def tokens_stage(run: Run) -> Artifact:
     inputs = {"format": FORMAT_VERSION, "corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
     if packing != "concat":  # rows are planned and stored
         inputs |= {"packing": packing, "seq_len": seq_len}
-    config = run.recipe.corpus
-    held_out = {
-        "validation_fraction": config.validation_fraction,
-        "validation_max_bytes": run.plan["decisions"]["validation_max_bytes"],
-    }
+    config, wanted = run.recipe.corpus, None
     if files := token_files(run.recipe.tokens.sources, config):
-        inputs |= {"files": file_inputs(files), **held_out}
+        workers = usable_cores() if config.workers == "auto" else config.workers
+        limit = run.plan["decisions"]["validation_max_bytes"]
+        wanted = Import(files, config.validation_fraction, limit, workers)
+        inputs |= {"files": file_inputs(files), "validation": [config.validation_fraction, limit]}
 
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
         result = run_apart(
@@ -301,9 +301,7 @@ def tokens_stage(run: Run) -> Artifact:
             packing=packing,
             seq_len=seq_len,
             inputs=inputs,
-            files=files,
-            **held_out,
-            workers=usable_cores() if config.workers == "auto" else config.workers,
+            wanted=wanted,
         )
         console.say(f"  {format_count(result.summary['train_tokens'])} training tokens")
         return result

@@ -19,7 +19,7 @@ from lavra.tokenizer.bpe import Tokenizer, train_bpe
 from lavra.tokens import importing
 from lavra.tokens.build import build_tokens, open_store
 from lavra.tokens.config import TokenSource
-from lavra.tokens.importing import find_origin, held_out_documents, vocabulary_of
+from lavra.tokens.importing import Import, find_origin, held_out_documents, vocabulary_of
 from lavra.tokens.pretokenized import TokenFile, cut_into_parts, scan_token_sources
 from lavra.tokens.store import token_dtype
 
@@ -71,18 +71,22 @@ def tokenizer(texts: list[str]) -> Tokenizer:
 
 @pytest.fixture
 def build(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., Artifact]:
-    """`build(*sources, **options)` -> tokens artifact of those sources and no corpus."""
+    """`build(*sources, **inputs)` -> tokens artifact of those sources and no corpus.
+
+    A fifth of the bytes is held out.
+    """
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer/tokenizer.json").write_text(tokenizer._inner.to_str())
     zero = {"train_documents": 0, "validation_documents": 0}
     corpus = Artifact(tmp_path / "corpus", "corpus", {}, "", zero)
 
-    def run(*sources: TokenSource, **options: Any) -> Artifact:
+    def run(*sources: TokenSource, fraction: float = 0.2, workers: int = 1, **inputs: Any) -> Artifact:
         given = Artifact(tmp_path / "tokenizer", "tokenizer", {}, "")
-        defaults = dict(packing="concat", seq_len=16, inputs={}, validation_fraction=0.2)
-        defaults |= dict(validation_max_bytes=10**9, files=scan_token_sources(sources))
+        wanted = Import(scan_token_sources(sources), fraction, 10**9, workers)
         with mock.patch("os.fsync"):
-            return build_tokens(corpus, given, tmp_path / "tokens", **(defaults | options))
+            return build_tokens(
+                corpus, given, tmp_path / "tokens", packing="concat", seq_len=16, inputs=inputs, wanted=wanted
+            )
 
     return run
 
@@ -175,7 +179,7 @@ def test_a_stream_keeps_its_unfinished_last_document_and_drops_what_is_empty(
 ) -> None:
     ids = [5, 6, FOREIGN_END, FOREIGN_END, 7, FOREIGN_END, 8, 9, 9]
     (tmp_path / "a.bin").write_bytes(np.array(ids, "<u2").tobytes())
-    built = build(TokenSource(path=str(tmp_path / "a.bin"), end_id=FOREIGN_END), validation_fraction=0.4)
+    built = build(TokenSource(path=str(tmp_path / "a.bin"), end_id=FOREIGN_END), fraction=0.4)
     end = tokenizer.end_id
     documents = sorted(tokens for _, tokens, _ in stored(built.path, tokenizer)["a"])
     assert documents == [[5, 6, end], [7, end], [8, 9, 9, end]]
@@ -204,15 +208,11 @@ def test_two_sources_in_many_parts_by_several_workers_are_the_same_as_in_one(
         "web": sorted(expected(texts[:40], tokenizer)),
         "books": sorted(expected(texts[40:], tokenizer)),
     }
-    sides = {
-        split: sorted(open_store(built.path, split, tokenizer)._documents[0]["id"].tolist())
-        for split in ("validation",)
-    }
     with mock.patch.object(importing, "PART_TOKENS", 100):
-        cut = build(*sources, inputs={"again": 1}, workers=2)
+        cut = build(*sources, again=1, workers=2)
     assert len(read_json(cut.path / "imported.json")["parts"]) > 10
     assert {n: sorted(d) for n, d in stored(cut.path, tokenizer).items()} == whole
-    assert sides
+    assert cut.summary["validation_documents"] == built.summary["validation_documents"]
 
 
 def test_equal_documents_stay_on_one_side(tmp_path, build, tokenizer, texts) -> None:
@@ -326,6 +326,9 @@ def test_streams_that_cannot_be_whole_or_understood_are_refused(tmp_path) -> Non
     write_llmc(path, [1, 2, 3])
     assert "set end_id" in refusal(TokenSource(path=str(path)))
     assert "no token file" in refusal(TokenSource(path=str(tmp_path / "nothing")))
+    np.array([1, 50_000, 7, 50_256] * 300, np.uint32).tofile(path)
+    assert "32 bits wide" in refusal(TokenSource(path=str(path), end_id=50_256))
+    write_llmc(path, [1, 2, 3])
     named = TokenSource(path=str(path), end_id=1)
     assert "two sources are named `a`" in refusal(named, named)
     assert "two sources are named `a`" in refusal(named, taken=["a"])
@@ -352,6 +355,27 @@ def test_a_source_of_one_document_without_a_corpus_leaves_nothing_to_validate_on
     write_megatron(tmp_path / "web", [[[5, 6, 7, 8]]])
     with pytest.raises(PreflightError, match="leave no document for validation"):
         build(TokenSource(path=str(tmp_path / "web")))
+
+
+def test_an_entry_that_the_vocabulary_leaves_out_is_unknown(tmp_path, build) -> None:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models
+
+    inner = Inner(models.BPE(vocab={"a": 0, "b": 1, "c": 5}, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|endoftext|>"])
+    (tmp_path / "tokenizer/tokenizer.json").write_text(inner.to_str())
+    write_megatron(tmp_path / "web", [[[0, 1]], [[0, 2, 5]]])
+    with pytest.raises(PreflightError, match="token id 2 in document 1"):
+        build(TokenSource(path=str(tmp_path / "web")))
+
+
+def test_a_file_that_shrinks_after_it_was_looked_at_is_no_shorter_source(tmp_path) -> None:
+    write_megatron(tmp_path / "web", [[[1, 2]], [[3]]])
+    file = scan_token_sources([TokenSource(path=str(tmp_path / "web"))])[0]
+    torn_bin(tmp_path)
+    with pytest.raises(PreflightError, match="became shorter"):
+        file.read(0, 3)
 
 
 # --- finding documents again, and continuing -----------------------------------------------------
@@ -395,9 +419,9 @@ def test_an_interrupted_import_keeps_its_finished_parts_and_ends_the_same(
             write_part(folder, split, number, *rest)
 
         with mock.patch.object(importing, "write_part", killed), pytest.raises(KeyboardInterrupt):
-            build(source, inputs={"n": 2})
+            build(source, n=2)
         before = {p: p.stat().st_mtime_ns for p in (tmp_path / "tokens").iterdir()}
-        again = build(source, inputs={"n": 2})
+        again = build(source, n=2)
         kept = {p.name for p, time in before.items() if p.exists() and p.stat().st_mtime_ns == time}
     done = {f"train-{number:05d}" for split, number in written if split == "train"}
     assert len(done) == 2 and done <= {name.split("-000.")[0] for name in kept}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from lavra.corpus.store import Split, iter_part, part_paths
 from lavra.errors import PreflightError
 from lavra.tokenizer.bpe import Tokenizer, load_tokenizer
 from lavra.tokens.config import Packing
-from lavra.tokens.importing import import_sources
+from lavra.tokens.importing import Import, import_sources
 from lavra.tokens.packing import ConcatRows, load_plan, plan_rows, save_plan
-from lavra.tokens.pretokenized import TokenFile
 from lavra.tokens.store import Encoded, TokenStore, part_exists, token_dtype, write_part
 from lavra.tokens.windows import Windows
 
@@ -34,18 +33,12 @@ def build_tokens(
     packing: Packing,
     seq_len: int,
     inputs: dict[str, Any],
-    files: Sequence[TokenFile] = (),
-    validation_fraction: float = 0.0,
-    validation_max_bytes: int = 0,
-    workers: int = 1,
+    wanted: Import | None = None,
 ) -> Artifact:
     """Encode every document, append one end token each, plan the rows; finished parts are kept on resume.
 
     Args:
-        files: tokenised sources; the last three arguments are about them only.
-        validation_fraction: share of their bytes to hold out.
-        validation_max_bytes: upper bound of that.
-        workers: processes.
+        wanted: tokenised sources, when there are any.
     """
     artifact.begin(out, "tokens", inputs)
     encoder = load_tokenizer(tokenizer.path / "tokenizer.json")
@@ -58,29 +51,25 @@ def build_tokens(
                 if not part_exists(out, split, number):
                     _encode_part(part, out, split, number, encoder)
                 bar.advance(part.stat().st_size)
-    imported = {}
-    if files:
+    imported: dict[str, Any] = {}
+    if wanted is not None:
         numbers = [int(part.stem.removeprefix("part-")) for paths in parts.values() for part in paths]
-        imported = import_sources(
-            files,
-            encoder,
-            out,
-            number=max(numbers, default=-1) + 1,
-            validation_fraction=validation_fraction,
-            validation_max_bytes=validation_max_bytes,
-            workers=workers,
-        )
+        imported = import_sources(wanted, encoder, out, number=max(numbers, default=-1) + 1)
         _say_what_came(imported, corpus)
     stores = {split: open_store(out, split, encoder) for split in SPLITS}
     _check_identity(stores, corpus, imported)
     if packing != "concat":
         for split, store in stores.items():
             save_plan(out, split, plan_rows(store, seq_len, best_fit=packing == "best_fit"))
+    came = {"imported_documents": 0, "dropped_empty_documents": 0} if imported else {}
+    for counts in imported.values():
+        came["imported_documents"] += counts["train"] + counts["validation"]
+        came["dropped_empty_documents"] += counts["dropped"]["empty"]
     summary = {
         f"{split}_{what}": getattr(store, f"n_{what}")
         for split, store in stores.items()
         for what in ("tokens", "documents")
-    } | {"vocab_size": encoder.vocab_size, "dtype": token_dtype(encoder.vocab_size).name}
+    } | {**came, "vocab_size": encoder.vocab_size, "dtype": token_dtype(encoder.vocab_size).name}
     return artifact.finish(out, "tokens", inputs, summary)
 
 
@@ -138,7 +127,8 @@ def _say_what_came(imported: Mapping[str, Any], corpus: Artifact) -> None:
             raise PreflightError(
                 f"the tokenised sources leave no document for {split}",
                 where="tokens.sources",
-                hint="add documents, or check end_id: it tells them apart",
+                hint="add documents, check end_id (it tells them apart), or raise corpus.validation_max_bytes above "
+                "the size of some documents",
             )
 
 

@@ -68,27 +68,34 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer.end_id, np.frombuffer(b"".join(table), np.uint8), offsets, lengths)
 
 
-def import_sources(
-    files: Sequence[TokenFile],
-    tokenizer: Tokenizer,
-    out: Path,
-    *,
-    number: int,
-    validation_fraction: float,
-    validation_max_bytes: int,
-    workers: int,
-) -> dict[str, Any]:
-    """Write all documents of `files` to parts from `number` on; returns what came of them, by source.
+class Import(NamedTuple):
+    """What to import, and how.
+
+    Attributes:
+        files: from `scan_token_sources`.
+        validation_fraction: share of the bytes to hold out.
+        validation_max_bytes: upper bound of the bytes held out.
+        workers: processes.
+    """
+
+    files: Sequence[TokenFile]
+    validation_fraction: float
+    validation_max_bytes: int
+    workers: int
+
+
+def import_sources(wanted: Import, tokenizer: Tokenizer, out: Path, *, number: int) -> dict[str, Any]:
+    """Write all documents to parts from `number` on; returns what came of them, by source.
 
     Raises:
         PreflightError: an id that the tokenizer does not have, or documents that cannot be told apart.
     """
-    parts = list(cut_into_parts(files, number, PART_TOKENS))
+    parts = list(cut_into_parts(wanted.files, number, PART_TOKENS))
     records = [_records_path(out, part.number) for part in parts]
     vocabulary = vocabulary_of(tokenizer)
     weights = [part.n_tokens for part in parts]
     reads = [_Read(part, vocabulary, path) for part, path in zip(parts, records, strict=True)]
-    map_units(_read_part, reads, weights, workers=workers, label="  tokens: read")
+    map_units(_read_part, reads, weights, workers=wanted.workers, label="  tokens: read")
 
     def chunks() -> Iterator[Records]:
         for unit, path in enumerate(records):
@@ -96,10 +103,10 @@ def import_sources(
                 yield chunk[chunk["bytes"] > 0]
 
     # A cut is not made: no document of a source that is one document is held out.
-    plan = plan_split(chunks, validation_fraction, validation_max_bytes, out / "scratch")
+    plan = plan_split(chunks, wanted.validation_fraction, wanted.validation_max_bytes, out / "scratch")
     held_out = (plan.groups, plan.documents)
     writes = [_Write(*read, *held_out, out) for read in reads]
-    map_units(_write_part, writes, weights, workers=workers, label="  tokens: write")
+    map_units(_write_part, writes, weights, workers=wanted.workers, label="  tokens: write")
     return _write_origins(out, reads, *held_out)
 
 

@@ -31,6 +31,7 @@ _MEGATRON_HEADER = np.dtype(
 )
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _LLMC_HEADER_BYTES = 256 * 4
+_PROBE_TOKENS = 1024
 _LLMC_TYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version)
 
 
@@ -63,7 +64,10 @@ class TokenFile:
     def read(self, start: int, stop: int) -> NDArray:
         """Ids `[start, stop)`, as they are stored."""
         offset = self.header + start * np.dtype(self.dtype).itemsize
-        return np.fromfile(self.path, self.dtype, count=stop - start, offset=offset)
+        ids = np.fromfile(self.path, self.dtype, count=stop - start, offset=offset)
+        if len(ids) != stop - start:
+            raise PreflightError("the file became shorter while it was read", where=self.path)
+        return ids
 
     def document_bounds(self) -> NDArray[np.int64]:
         """`[documents + 1]` int64: document i is the ids `[bounds[i], bounds[i + 1])`, its end token included."""
@@ -100,7 +104,7 @@ def scan_token_sources(sources: Sequence[TokenSource], taken: Collection[str] = 
         PreflightError: a path does not exist, a file is torn or of a kind not known, a raw file has no `end_id`, or
             two sources share a name.
     """
-    names = [s.name or os.path.basename(s.path).removesuffix(".bin") for s in sources]
+    names = [s.name or os.path.splitext(os.path.basename(s.path))[0] for s in sources]
     for name, count in Counter([*names, *taken]).items():
         if count > 1 and name in names:
             raise PreflightError(
@@ -127,6 +131,7 @@ def _root(path: str) -> str:
 
 def _paths(path: str) -> list[str]:
     """The files with ids that a source means: a `.bin`, a Megatron prefix, a folder or glob of `.bin` files."""
+    path = path.removesuffix(".idx")
     if os.path.isfile(path):
         return [path]
     if os.path.isfile(f"{path}.bin"):
@@ -173,6 +178,13 @@ def _stream_layout(path: str, size: int) -> tuple[str, int, int]:
     head = np.fromfile(path, "<i4", count=3) if size >= _LLMC_HEADER_BYTES else np.zeros(3, "<i4")
     if (kind := (int(head[0]), int(head[1]))) in _LLMC_TYPES:
         return _LLMC_TYPES[kind], _LLMC_HEADER_BYTES, int(head[2])
+    first = np.fromfile(path, "<u2", count=_PROBE_TOKENS)
+    if len(first) == _PROBE_TOKENS and (first[1::2] < 4).all():
+        raise PreflightError(
+            "its ids look 32 bits wide; a file without header or .idx is read as 16 bits an id",
+            where=path,
+            hint="write it as llm.c does (magic 20240801, version 7), or as a Megatron .bin and .idx",
+        )
     return "<u2", 0, -(-size // 2)
 
 
