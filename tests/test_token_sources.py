@@ -22,7 +22,17 @@ from lavra.stages import load_trained, run_recipe
 from lavra.tokens.build import open_windows
 from lavra.tokens.sampler import Sampler
 
-SETTINGS = (Path(__file__).parent / "conftest.py").read_text().split('TINY = """\\\n')[1].split('"""')[0]
+RECIPE = """\
+name: tiny
+budget: {tokens: 3000}
+corpus: {sources: [], workers: 1}
+tokenizer: {path: TOKENIZER}
+tokens: {seq_len: 32, sources: [{path: web}, {path: owt.bin, end_id: 50256}]}
+model: {d_model: 32, n_layers: 1, n_heads: 1}
+train:
+  {batch_tokens: 128, micro_batch_size: 2, compile: off, precision: fp32,
+   validations: 2, validation_tokens: 64, sample_tokens: 4}
+"""
 
 
 def texts_of(trained: Run) -> list[str]:
@@ -51,11 +61,8 @@ def project(trained: Run, tmp_path: Path) -> Callable[..., Run]:
         + np.arange(len(web) + 1).astype(np.int64).tobytes()
     )
     np.concatenate([[*ids, 50256] for ids in owt]).astype(np.uint16).tofile(tmp_path / "owt.bin")
-    sources = "[{path: web}, {path: owt.bin, end_id: 50256}]"
-    recipe = SETTINGS.replace(
-        "{vocab_size: 300}", f"{{path: {trained.dir}/tokenizer/tokenizer.json}}"
-    ).replace("tokens: {", f"tokens: {{sources: {sources}, ")
-    (tmp_path / "tiny.yaml").write_text(recipe)
+    given = trained.dir / "tokenizer/tokenizer.json"
+    (tmp_path / "tiny.yaml").write_text(RECIPE.replace("TOKENIZER", str(given)))
 
     def run(*overrides: str, **options: Any) -> Run:
         return run_recipe(load_recipe(str(tmp_path / "tiny.yaml"), overrides, {}), **options)
@@ -64,7 +71,7 @@ def project(trained: Run, tmp_path: Path) -> Callable[..., Run]:
 
 
 def test_a_run_without_a_corpus_goes_from_tokens_to_a_report(project, trained: Run, tmp_path: Path) -> None:
-    run = project("corpus.sources=[]", "tokens.mixture={web: 3, owt: 1}")
+    run = project("tokens.mixture={web: 3, owt: 1}")
     tokens, results = run.artifacts["tokens"], read_json(run.dir / "eval/results.json")
     assert tokens.summary["train_documents"] + tokens.summary["validation_documents"] == 30
     assert tokens.summary["imported_documents"] == 30 and tokens.summary["dropped_empty_documents"] == 0
@@ -79,10 +86,10 @@ def test_a_run_without_a_corpus_goes_from_tokens_to_a_report(project, trained: R
     assert artifact.file_hash(run.dir / "tokenizer/tokenizer.json") == artifact.file_hash(
         trained.dir / "tokenizer/tokenizer.json"
     )
-    assert project("corpus.sources=[]", "tokens.mixture={web: 3, owt: 1}").built == []
+    assert project("tokens.mixture={web: 3, owt: 1}").built == []
     ids = np.fromfile(tmp_path / "owt.bin", np.uint16)
     np.append(ids, ids[:5]).tofile(tmp_path / "owt.bin")
-    changed = project("corpus.sources=[]", "tokens.mixture={web: 3, owt: 1}", until="tokens")
+    changed = project("tokens.mixture={web: 3, owt: 1}", until="tokens")
     assert changed.built == ["plan", "tokens"]
     assert changed.artifacts["tokens"].summary["imported_documents"] == 31
 
@@ -122,7 +129,7 @@ def test_tokens_beside_a_corpus_follow_the_mixture_and_events_name_their_documen
 def test_a_torn_file_is_refused_before_any_stage_has_run(project, tmp_path: Path) -> None:
     (tmp_path / "web.bin").write_bytes((tmp_path / "web.bin").read_bytes()[:-1])
     with pytest.raises(PreflightError, match="the file is torn"):
-        project("corpus.sources=[]")
+        project()
     assert not (tmp_path / "runs/tiny/corpus").exists() and not (tmp_path / "runs/tiny/plan.json").exists()
 
 
@@ -142,4 +149,4 @@ def test_recipes_whose_tokens_have_no_tokenizer_are_refused(overrides: list[str]
 
 def test_a_tokenizer_that_is_not_there_is_refused_by_its_path(project, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=f"no tokenizer at {tmp_path}/nothing.json"):
-        project(f"tokenizer.path={tmp_path}/nothing.json", "corpus.sources=[]", until="plan")
+        project(f"tokenizer.path={tmp_path}/nothing.json", until="plan")

@@ -136,19 +136,15 @@ def test_sequences_of_a_document_are_joined_and_empty_documents_are_counted(
         return [ids[:5], [], ids[5:9], ids[9:]]
 
     none: list[list[int]] = []
-    documents = [
-        none,
-        *map(sequences, texts[:30]),
-        [[]],
-        [[tokenizer.end_id]],
-        *map(sequences, texts[30:]),
-        none,
-    ]
+    end = tokenizer.end_id
+    empty = [[[]], [[end]], [[end], [end]]]
+    doubled = [[*tokenizer.encode(texts[30]), end], [end, end]]
+    documents = [none, *map(sequences, texts[:30]), *empty, doubled, *map(sequences, texts[31:]), none]
     write_megatron(tmp_path / "web", documents)
     built = build(TokenSource(path=str(tmp_path / "web.bin"), name="w"))
     assert sorted(stored(built.path, tokenizer)["w"]) == sorted(expected(texts, tokenizer))
     counts = read_json(built.path / "imported.json")["sources"]["w"]
-    assert counts["documents_in"] == 64 and counts["dropped"] == {"empty": 4}
+    assert counts["documents_in"] == 65 and counts["dropped"] == {"empty": 5}
     assert counts["train"] + counts["validation"] == 60
 
 
@@ -293,6 +289,7 @@ def poke(at: int, data: bytes) -> Callable[[Path], None]:
         (poke(17, b"\x07"), "type code 7"),
         (poke(34, struct.pack("<i", 3)), "one behind the other"),
         (poke(34, struct.pack("<i", -2)), "one behind the other"),
+        (poke(34, struct.pack("<3i3q", 5, -1, 2, 0, 10, 8)), "one behind the other"),
         (poke(54, struct.pack("<q", 8)), "one behind the other"),
         (poke(70, struct.pack("<q", 1)), "each of the 3 sequences once"),
         (poke(78, struct.pack("<q", 4)), "each of the 3 sequences once"),
@@ -337,7 +334,7 @@ def test_streams_that_cannot_be_whole_or_understood_are_refused(tmp_path) -> Non
         file.document_bounds()
 
 
-@pytest.mark.parametrize("bad", [330, 40_000, -1])
+@pytest.mark.parametrize("bad", [330, 40_000, -1, -300])
 def test_an_id_that_the_tokenizer_does_not_have_is_named_before_a_shard_is_written(
     tmp_path, build, tokenizer, texts, bad: int
 ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,9 +99,7 @@ def import_sources(wanted: Import, tokenizer: Tokenizer, out: Path, *, number: i
     map_units(_read_part, reads, weights, workers=wanted.workers, label="  tokens: read")
 
     def chunks() -> Iterator[Records]:
-        for unit, path in enumerate(records):
-            for chunk in iter_located(unit, path):
-                yield chunk[chunk["bytes"] > 0]
+        return chain.from_iterable(iter_located(unit, path) for unit, path in enumerate(records))
 
     # A cut is not made: no document of a source that is one document is held out.
     plan = plan_split(chunks, wanted.validation_fraction, wanted.validation_max_bytes, out / "scratch")
