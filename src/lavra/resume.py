@@ -41,6 +41,14 @@ _EFFECTS: dict[str, Effect] = {
     "train.init_from": "needs a new start",
 }
 
+# Files behind the settings, by name in the plan's inputs.
+_CONTENTS: dict[str, Effect] = {
+    "sources": "needs a new start",
+    "token_sources": "breaks the data order",
+    "tokenizer": "needs a new start",
+    "init_from": "needs a new start",
+}
+
 # Settings that only watch: they never were part of the plan.
 WATCHING = {
     "train": {"checkpoint_every", "keep_every", "log_every", "layers_every", "validations", "validation_tokens",
@@ -119,9 +127,9 @@ def amend_plan(run: Run, inputs: Mapping[str, Any], step: int) -> list[Change]:
     """
     plan = run.plan
     changes = find_changes(plan["inputs"]["recipe"], inputs["recipe"], plan, step)
-    for name in ("sources", "init_from"):
+    for name, effect in _CONTENTS.items():
         if plan["inputs"][name] != inputs[name]:
-            changes.append(Change(name, "as they were", "other content", "needs a new start"))
+            changes.append(Change(name, "as they were", "other content", effect))
     _refuse(run, changes, step)
     effective = {c.path: [c.old, c.new] for c in changes if c.effect != "is ignored"}
     _decide_again(run, effective, step)
