@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,21 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
         ).rstrip()
 
     return "\n".join([line(headers), "  ".join("-" * w for w in widths), *map(line, cells)])
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Finite values as one line of at most `width` blocks, lowest to highest; each block is the mean of its share."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((v - low) / (high - low) * top) if high > low else 0] for v in means)
 
 
 class Progress(Protocol):

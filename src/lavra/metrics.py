@@ -25,6 +25,16 @@ VALIDATION_LOSS = "val/loss"  # nats per token
 VALIDATION_BPB = "val/bpb"  # bits per UTF-8 byte
 
 
+def number(value: Any) -> float | None:
+    """`value` if it is a finite number (no bool), else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
 class JsonlWriter:
     """Append one JSON object a line; each line reaches the system before `write` returns."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lavra import artifact, console
 from lavra.artifact import Artifact
-from lavra.errors import LavraError, PreflightError, UsageError
+from lavra.errors import DivergedError, LavraError, PreflightError, UsageError
 from lavra.hardware.probe import free_disk
 from lavra.recipe import LoadedRecipe, Recipe, parse_criterion
 from lavra.units import format_bytes, format_seconds
@@ -146,8 +146,8 @@ def _run_stage(run: Run, stage: str, function: StageFunction) -> None:
     before = run.seconds() if run.built or run.artifacts else 0.0
     try:
         result = function(run)
-    except LavraError:
-        run.status("stopped", stage=stage)
+    except LavraError as error:
+        run.status("diverged" if isinstance(error, DivergedError) else "stopped", stage=stage)
         raise
     except BaseException as error:
         run.status("failed", stage=stage, error=f"{type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lavra import artifact, console, metrics
 from lavra.artifact import Artifact
-from lavra.errors import PreflightError
+from lavra.errors import DivergedError, PreflightError
 from lavra.hardware.probe import keep_freed_memory, release_memory
 from lavra.model.config import ModelShape
 from lavra.pipeline import Run, build_or_reuse
@@ -140,6 +140,9 @@ def _train(run: Run) -> TrainState:
                 describe=_describer(run, sampler, tokenizer),
                 peak_flops=run.plan["calibration"]["gemm_gflops"].get(decisions["precision"], 0.0) * 1e9,
             )
+    except DivergedError as error:
+        error.hint += f"\n  -> `lavra diagnose {run.dir}` says what its records show"
+        raise
     finally:
         events.close()
         if torch.cuda.is_available():

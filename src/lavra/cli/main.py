@@ -26,6 +26,7 @@ VERBS = {
     "evaluate": "bits per byte on whole documents, beside xz and zstd",
     "generate": "text from a trained model",
     "chat": "talk to a trained model",
+    "diagnose": "what went wrong in a training run, and what to change",
     "report": "one offline HTML page of a run",
     "runs": "ls, show, gc",
     "checkpoint": "ls, verify, show, average",

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lavra.metrics import number
 from lavra.units import format_bytes, format_count, format_seconds
 
 ABSENT = "–"
 _WORDS = {"flops": "compute", "final_bpb": "final bits per byte"}
 MAX_CELL = 400  # characters
-
-
-def number(value: Any) -> float | None:
-    """`value` if it is a finite number (no bool), else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def bits_per_byte(value: float) -> str:

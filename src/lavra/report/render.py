@@ -13,7 +13,17 @@ from markupsafe import Markup
 
 from lavra import __version__
 from lavra.artifact import atomic_writer
-from lavra.report import comparison, corpus, evaluation, headline, origin, samples, tokenizer, training
+from lavra.report import (
+    comparison,
+    corpus,
+    diagnosis,
+    evaluation,
+    headline,
+    origin,
+    samples,
+    tokenizer,
+    training,
+)
 from lavra.report.run import Run
 
 _HERE = Path(__file__).parent
@@ -21,6 +31,7 @@ _VIEWS: Mapping[str, Callable[[Run], dict[str, Any]]] = {
     "headline": headline.view,
     "comparison": comparison.view,
     "training": training.view,
+    "diagnosis": diagnosis.view,
     "samples": samples.view,
     "evaluation": evaluation.view,
     "corpus": corpus.view,

@@ -10,10 +10,14 @@ from lavra import metrics as m
 from lavra.report.charts import Level, Marker, Series, line_chart, tick_text
 from lavra.report.quantities import number, quantity
 from lavra.report.run import Run, part
+from lavra.report.samples import spread
 from lavra.report.tables import Table
+from lavra.train.history import layer_metric, look_up, mapping
 
 Log = list[dict[str, Any]]
 MAX_MARKERS = 30  # in one chart
+PALETTE = 8  # colours that are told apart
+_ABSENT = object()  # not recorded, where None is a value that was not finite
 QUIET_EVENTS = {
     "checkpoint",
     "sample",
@@ -39,7 +43,12 @@ def view(run: Run) -> dict[str, Any]:
     log, events = run.records("metrics.jsonl"), run.records("events.jsonl")
     if not log:
         return {**run.missing("metrics.jsonl", "pretrain"), "events": event_table(events)}
-    return {"charts": charts(run, log, markers(events, log)), "events": event_table(events)}
+    marks = markers(events, log)
+    return {
+        "charts": charts(run, log, marks),
+        "layers": layer_charts(log, marks),
+        "events": event_table(events),
+    }
 
 
 def charts(run: Run, log: Log, marks: list[Marker]) -> list[Chart]:
@@ -72,6 +81,30 @@ def charts(run: Run, log: Log, marks: list[Marker]) -> list[Chart]:
         figure("Memory", "GiB resident", [series(log, m.RSS_GIB, "memory", 3)], [], zero=True),
     ]
     return [chart for chart in found if chart]
+
+
+def layer_charts(log: Log, marks: list[Marker]) -> list[Chart]:
+    """Statistics of the layers, those of a deep model thinned out to what the palette tells apart."""
+    named = [
+        ("grad_norm", "Gradient norm by layer", "after clipping"),
+        ("update_ratio", "Update ratio by layer", "change / weights, one step"),
+        ("activation_rms", "Activations by layer", "RMS of the residual stream"),
+        ("attention_logit", "Attention logits by layer", "largest"),
+    ]
+    found = [
+        figure(title, unit, layer_series(log, value), marks, log=True, large=True)
+        for value, title, unit in named
+    ]
+    return [chart for chart in found if chart]
+
+
+def layer_series(log: Log, value: str) -> list[Series]:
+    """One curve a layer, in the order of the model."""
+    seen = {name: None for r in log for name, facts in part(r, "layers").items() if value in mapping(facts)}
+    return [
+        series(log, layer_metric(name, value), name, colour)
+        for colour, name in enumerate(spread(list(seen), PALETTE), 1)
+    ]
 
 
 def figure(
@@ -108,8 +141,12 @@ def figure(
 
 
 def series(log: Log, name: str, label: str, colour: int, *, dots: bool = False) -> Series:
-    """A metric over tokens; a recorded null stays a gap."""
-    points = [(x, number(r[name])) for r in log if name in r and (x := number(r.get("tokens"))) is not None]
+    """A metric (as `History.series` reads it) over tokens; a recorded null stays a gap."""
+    points = [
+        (x, number(y))
+        for r in log
+        if (y := look_up(r, name, _ABSENT)) is not _ABSENT and (x := number(r.get("tokens"))) is not None
+    ]
     return Series(label, points, colour, dots)
 
 

@@ -59,6 +59,16 @@ def part_exists(folder: Path, split: str, number: int) -> bool:
     return _part_path(folder, split, number).exists()
 
 
+def tokens_by_source(folder: Path, split: str, dtype: np.dtype) -> dict[str, int]:
+    """Tokens of each source in the complete parts of a split, from the sizes of their files."""
+    found: dict[str, int] = {}
+    for path in sorted(folder.glob(f"{split}-*.part.json")):
+        for shard in artifact.read_json(path)["shards"]:
+            size = (folder / shard["name"]).with_suffix(".tokens").stat().st_size
+            found[shard["source"]] = found.get(shard["source"], 0) + size // dtype.itemsize
+    return found
+
+
 def _part_path(folder: Path, split: str, number: int) -> Path:
     return folder / f"{split}-{number:05d}.part.json"
 
