@@ -121,7 +121,7 @@ def _watch(model: Decoder, one: Batch, device: torch.device, precision: str) -> 
         look(name, output, "forward")
 
     def on_backward(name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        look(name, outputs, "backward")
+        look(name, (*inputs, *outputs), "backward")  # gradients that leave it and that come to it
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -133,6 +133,7 @@ def _watch(model: Decoder, one: Batch, device: torch.device, precision: str) -> 
                 backward = module.register_full_backward_hook(partial(on_backward, name))
                 hooks.callback(backward.remove)
         kept = [p.grad for p in model.parameters()]
+        model.zero_grad(set_to_none=True)  # a backward pass adds to what is there
         with autocast(device, precision):
             loss = causal_numerator(model, one)
         if not found:
