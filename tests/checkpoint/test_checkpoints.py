@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lavra.batch import Batch
 from lavra.checkpoint.store import (
@@ -24,8 +25,9 @@ from lavra.checkpoint.store import (
     take_snapshot,
 )
 from lavra.errors import PreflightError
-from lavra.objective.causal import causal_numerator
 from lavra.optim.build import OptimizerSettings, build_optimizer
+from lavra.parallel.recompute import apply_recompute
+from lavra.train.loop import compiled_numerator
 
 
 def trained(tiny_model, steps: int = 2, **overrides):
@@ -219,21 +221,31 @@ def test_nothing_saved_means_nothing_latest(tmp_path) -> None:
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_names_stay_canonical_after_training_compiled(tmp_path: Path, tiny_model) -> None:
-    model, optimizer = trained(tiny_model, steps=0)
-    names = set(dict(model.named_parameters()))
-    compiled = torch.compile(causal_numerator, backend="eager")
+@pytest.mark.parametrize("compile_", ["off", "blocks", "model"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_names_stay_canonical_when_compiled_or_recomputed_and_saved_again_and_again(
+    tmp_path: Path, tiny_model, monkeypatch, compile_: str, recompute: str
+) -> None:
+    """torchtitan#961, #594: `_orig_mod` and wrappers got into the names; the second resume lost keys."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    plain, _ = trained(tiny_model, steps=0)
+    names = set(dict(plain.named_parameters()))
     tokens = torch.zeros(1, 16, dtype=torch.long)
-    positions = torch.arange(16).expand(1, -1)
-    batch = Batch(
-        tokens, tokens, positions, torch.ones(1, 16, dtype=torch.bool), torch.zeros(1, dtype=torch.long)
-    )
-    compiled(model, batch).backward()
-    optimizer.step()
-    saved = save_checkpoint(tmp_path, 1, take_snapshot(model, optimizer, {}))
-    from safetensors import safe_open
-
-    with safe_open(saved / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == names
-    with safe_open(saved / "optimizer.safetensors", "pt") as file:
-        assert {key.partition("/")[2] for key in file.keys()} == names  # noqa: SIM118 - not a mapping
+    mask, ids = torch.ones(1, 16, dtype=torch.bool), torch.zeros(1, dtype=torch.long)
+    batch = Batch(tokens, tokens, torch.arange(16).expand(1, -1), mask, ids)
+    before = None
+    for leg in range(3):
+        model, optimizer = trained(tiny_model, steps=0, seed=leg)
+        apply_recompute(model, recompute)
+        if before is not None:
+            load_model(before, model)
+            load_optimizer(before, model, optimizer)
+        compiled_numerator(model, compile_)(model, batch).backward()
+        optimizer.step()
+        before = save_checkpoint(tmp_path, leg, take_snapshot(model, optimizer, {}))
+        assert set(load_file(before / "model.safetensors")) == names
+        moments = load_file(before / "optimizer.safetensors")
+        assert set(moments) == {f"{slot}/{n}" for slot in ("step", "exp_avg", "exp_avg_sq") for n in names}
+        assert {float(t) for key, t in moments.items() if key.startswith("step/")} == {leg + 1}
+    load_model(before, plain)  # what was trained one way continues in any other

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lavra.checkpoint.store import load_model, save_checkpoint, take_snapshot
 from lavra.model.decoder import Decoder, RotaryTable, build_decoder, initialize, rotate
+from lavra.optim.build import OptimizerSettings, build_optimizer
 
 
 def random_tokens(batch: int, length: int, vocab: int = 48, seed: int = 0) -> torch.Tensor:
@@ -76,6 +78,30 @@ def test_the_compiled_model_is_the_model_and_new_documents_do_not_recompile(tiny
         assert torch.equal(found, expected)
         gradients = (torch.autograd.grad(x.square().sum(), [*model.parameters()]) for x in (found, expected))
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_another_first_document_changes_no_bit_of_the_second_documents_logits_and_gradients(
+    tiny_model, compiled: bool
+) -> None:
+    """torchtitan#4801: positions that restart without a mask still leak. Blocks compiled as training compiles them."""
+    model = tiny_model(scale=5, n_layers=1 if compiled else 3)
+    if compiled:
+        torch.compiler.reset()
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    positions = torch.cat([torch.arange(6), torch.arange(10)]).expand(2, -1)
+    found = []
+    for seed in (0, 1):
+        tokens = torch.cat([random_tokens(2, 6, seed=seed), random_tokens(2, 10, seed=9)], 1)
+        logits = model(tokens, positions)[:, 6:]
+        found.append(
+            [
+                logits.detach(),
+                *torch.autograd.grad(logits.logsumexp(-1).sum(), list(model.blocks.parameters())),
+            ]
+        )
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_rope_turns_pairs_like_complex_numbers() -> None:
@@ -166,10 +192,38 @@ def test_a_model_materialised_from_meta_is_the_model_built_directly(tiny_shape, 
     model.to_empty(device="cpu")
     for tensor in [*model.parameters(), *model.buffers()]:
         nn.init.constant_(tensor, math.nan)  # what memory may hold
-    model.rotary.reset()
     initialize(model, 5)
     tokens, positions = random_tokens(2, 16), torch.arange(16).expand(2, -1)
     assert torch.equal(model(tokens, positions), build_decoder(shape, seed=5)(tokens, positions))
-    with torch.no_grad():  # the head reads the embedding itself, not a copy that was tied before
-        model.embedding.weight.zero_()
-    assert bool((model(tokens, positions) == 0).all()) == tied or not tied
+
+
+def test_tied_weights_stay_tied_through_materialising_moving_training_and_loading(
+    tiny_shape, tiny_model, tmp_path
+) -> None:
+    """torchtitan#2252, accelerate#3154: `to_empty` gives each of two tied parameters memory of its own."""
+    tokens, positions = random_tokens(2, 16), torch.arange(16).expand(2, -1)
+
+    def tied(model: Decoder) -> bool:
+        """Input and output both follow the one weight."""
+        outside = [name for name, _ in model.named_parameters() if not name.startswith("blocks.")]
+        with torch.no_grad():
+            before = model.embedding.weight.clone()
+            model.embedding.weight.zero_()
+            silent = not model(tokens, positions).any()
+            model.embedding.weight.copy_(before)
+        return silent and outside == ["embedding.weight", "norm.weight"]
+
+    with torch.device("meta"):
+        model = Decoder(tiny_shape())
+    model.to_empty(device="cpu")
+    initialize(model, 5)
+    assert tied(model)
+    assert tied(model.to(torch.float64).to("cpu").to(torch.float32))
+    optimizer = build_optimizer(model, OptimizerSettings())
+    model(tokens, positions).logsumexp(-1).sum().backward()
+    optimizer.step()
+    assert tied(model)
+    saved = save_checkpoint(tmp_path, 1, take_snapshot(model, optimizer, {}))
+    loaded = tiny_model(seed=9)
+    load_model(saved, loaded)
+    assert torch.equal(model(tokens, positions), loaded(tokens, positions)) and tied(loaded)

@@ -80,6 +80,18 @@ def test_flops_per_token_are_those_of_a_forward_and_backward_pass(shape: ModelSh
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_flops_of_a_large_model_are_counted_without_its_memory() -> None:
+    """On the meta device, forward and backward, with the library's attention: that computes all of s^2, not half."""
+    shape = shape_for(ModelConfig(), 1_000_000_000, vocab_size=32_768, seq_len=256)
+    with torch.device("meta"):
+        model = Decoder(shape)
+        tokens = torch.zeros(2, shape.seq_len, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens).sum().backward()
+    other_half = 6 * shape.n_layers * shape.d_model * shape.seq_len
+    assert counter.get_total_flops() == tokens.numel() * (shape.flops_per_token() + other_half)
+
+
 def test_flops_of_llama_3_8b_equal_the_published_figure() -> None:
     """5.147e10 a token at 8192: 6 (N - input embedding) + 6 L d s, the convention of Megatron-Bridge's tables."""
     shape = ModelShape(

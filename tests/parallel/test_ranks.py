@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavra.errors import DivergedError
@@ -36,6 +39,34 @@ def test_the_shares_are_the_whole_in_order(size: int, count: int) -> None:
     parts = [Ranks(rank, size).share(samples) for rank in range(size)]
     assert np.array_equal(np.concatenate(parts), samples)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 30), max_size=6), min_size=1, max_size=5).filter(any),
+    per_step=st.integers(1, 9),
+    ranks=st.integers(1, 8),
+    epoch=st.integers(0, 2),
+)
+def test_an_epoch_reads_every_document_once_for_any_number_of_processes_and_shards(
+    write_store, sizes, per_step: int, ranks: int, epoch: int
+) -> None:
+    """lingua#61: with more shards than processes only the first ones were read, in a loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder), [[[1] * n for n in shard] for shard in sizes])
+        sampler = Sampler(Windows(store, ConcatRows(store, 8)), seed=3)
+        rows = sampler.windows.count
+        tokens: Counter[tuple[str, int]] = Counter()
+        for first in range(epoch * rows, (epoch + 1) * rows, per_step):
+            step = np.arange(first, min(first + per_step, (epoch + 1) * rows))
+            for rank in range(ranks):
+                for sample in Ranks(rank, ranks).share(step).tolist():
+                    for span in sampler.documents(sample):
+                        tokens.update((span.id, place) for place in range(span.start, span.stop))
+    assert set(tokens.values()) == {1}
+    assert Counter(name for name, _ in tokens) == {
+        f"{i:032x}": n + 1 for i, n in enumerate(n for shard in sizes for n in shard)
+    }
 
 
 @pytest.fixture
@@ -126,7 +157,15 @@ def test_a_run_resumed_on_another_number_of_processes_reads_the_same_data(
     """torchtitan#811: loader state of missing ranks was dropped in silence, or a KeyError."""
     ranks(1, job, tiny_model(), store, tmp_path / "whole", unequal())
     ranks(before, job, tiny_model(), store, tmp_path / "run", unequal(), causal_numerator, 11)
-    ranks(after, job, tiny_model(seed=3), store, tmp_path / "run", unequal())
+    answers = ranks(after, job, tiny_model(seed=3), store, tmp_path / "run", unequal())
+    steps = unequal().steps
+    read = sorted(s for answer in answers for s in answer["read"])
+    ahead = steps.at(STEPS).count  # the batch made ready after the last step may have been read too
+    assert (
+        read[: len(read) - ahead]
+        == list(range(steps.at(11).first, steps.at(STEPS).first))[: len(read) - ahead]
+    )
+    assert len(read) >= steps.at(STEPS).first - steps.at(11).first
     whole, resumed = metrics_of(tmp_path / "whole", TRAIN_LOSS), metrics_of(tmp_path / "run", TRAIN_LOSS)
     assert len(resumed) == STEPS
     # The decay of the first leg ended earlier; data and everything before it are the same.
@@ -201,6 +240,25 @@ def test_the_event_of_two_processes_names_the_process_and_its_micro_batch(
     (sequence,) = [s for s in events[0]["sequences"] if s["sample"] == culprit]
     assert (sequence["rank"], sequence["micro_batch"]) == (1, 0)
     assert [d["id"] for d in sequence["documents"]] == [d.id for d in make_sampler(store).documents(culprit)]
+
+
+def test_a_masked_rank_does_not_poison_the_loss(tiny_model, store, ranks) -> None:
+    """OLMo-core#657: every label of one rank masked, 0/0 there, NaN everywhere."""
+
+    def gradients(rank: int) -> list[np.ndarray]:
+        model, everyone = tiny_model(), Ranks.current()
+        batch = make_sampler(store).batch(everyone.share(np.arange(4)))
+        batch.loss_mask[:] &= rank == 1
+        result = accumulate(model, batch, micro_batch_size=1, precision="fp32", ranks=everyone)
+        return [np.array(result.loss), *(p.grad.numpy() for p in model.parameters())]
+
+    model = tiny_model()
+    only = make_sampler(store).batch(np.arange(2, 4))  # the second process's part
+    exact = accumulate(model, only, micro_batch_size=2, precision="fp32")
+    for found in ranks(2, gradients):
+        assert found[0] == pytest.approx(exact.loss, rel=1e-6)
+        for mine, parameter in zip(found[1:], model.parameters(), strict=True):
+            assert np.abs(mine - parameter.grad.numpy()).max() <= 1e-6
 
 
 def test_gradients_are_summed_once_over_unequal_micro_batches(tmp_path, tiny_model, store, ranks) -> None:

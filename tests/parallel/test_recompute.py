@@ -7,7 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lavra.batch import Batch
+from lavra.optim.build import OptimizerSettings, build_optimizer
 from lavra.parallel.recompute import apply_recompute
+from lavra.train.layers import LayerStatistics
 from lavra.train.step import accumulate
 
 
@@ -38,6 +40,31 @@ def test_recomputing_changes_no_bit_and_happens_where_it_was_asked_for(tiny_mode
     for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.grad, its.grad)
     assert seen == forwards
+
+
+@pytest.mark.parametrize("policy", ["full", 2, "selective"])
+def test_recomputing_runs_no_side_effect_of_a_block_twice_and_statistics_stay_the_same(
+    tiny_model, policy
+) -> None:
+    """torchtitan#1593: counts taken in the forward pass were doubled. What watches a block hangs outside of it."""
+
+    def watched(chosen) -> dict:
+        model, seen = tiny_model(n_layers=3), []
+        apply_recompute(model, chosen)
+        for number, block in enumerate(model.blocks):
+            block.register_forward_hook(lambda module, inputs, output, number=number: seen.append(number))
+        optimizer = build_optimizer(model, OptimizerSettings())
+        statistics = LayerStatistics(1, "fp32")
+        accumulate(model, batch(), micro_batch_size=2, precision="fp32")
+        assert seen == [0, 1, 2, 0, 1, 2]
+        statistics.before(1, model, batch())
+        optimizer.step()
+        assert seen == [0, 1, 2] * 3
+        return statistics.after(1, model)
+
+    found = watched(policy)
+    assert found == watched("none")
+    assert {"grad_norm", "update_ratio", "activation_rms"} <= found["layers"]["blocks.1"].keys()
 
 
 def test_selective_recomputation_multiplies_matrices_only_once(tiny_model) -> None:

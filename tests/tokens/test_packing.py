@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lavra.tokens.packing import ConcatRows, load_plan, plan_rows, save_plan
+from lavra.tokens.sampler import Sampler
 from lavra.tokens.windows import Windows
 
 documents = st.lists(st.lists(st.integers(1, 47), max_size=30), min_size=1, max_size=12)
@@ -93,6 +96,28 @@ def test_concatenated_rows_never_hold_two_sources(write_store, tmp_path) -> None
     assert list(zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True)) == [
         (0, 4), (4, 5), (5, 9), (9, 13), (13, 15),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+def test_documents_longer_than_a_row_never_clog_the_rows_and_are_counted(
+    write_store, tmp_path, packing: str
+) -> None:
+    """nanochat#590: what never fitted stayed in the buffer until every batch was empty."""
+    lengths = [2, 100, 7, 101, 1, 9, 100, 100, 3]  # end token included; rows of 10
+    store = write_store(tmp_path, [[[1] * (n - 1) for n in lengths]])
+    rows = (
+        ConcatRows(store, 10) if packing == "concat" else plan_rows(store, 10, best_fit=packing == "best_fit")
+    )
+    windows = Windows(store, rows)
+    # Whole rows of long documents, and what is left: 2, 7, 1, 1, 9, 3 tokens in rows of 10 or one by one.
+    assert windows.count == {"concat": 43, "best_fit": 43, "pad": 46}[packing]
+    mask = windows.batch(everything := np.arange(windows.count), everything).loss_mask
+    assert int(mask.sum()) == sum(lengths) and bool(mask.any(1).all())  # no row is empty
+    spans = [s for row in everything for s in Sampler(windows, seed=1).documents(int(row))]
+    trained = Counter()
+    for span in spans:
+        trained[int(span.id, 16)] += span.stop - span.start
+    assert [trained[i] for i in range(len(lengths))] == lengths
 
 
 def test_a_piece_goes_to_the_fullest_row_that_holds_it(write_store, tmp_path) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lavra.checkpoint import store
 from lavra.checkpoint.store import complete_checkpoints, latest_checkpoint, load_model, load_state
 from lavra.errors import DivergedError, ExitCode, InterruptedByUser, PreflightError, RequeueError
-from lavra.metrics import LEARNING_RATE, TRAIN_LOSS, read_jsonl
+from lavra.metrics import LEARNING_RATE, MFU, TOKENS_PER_SECOND, TRAIN_LOSS, read_jsonl
 from lavra.objective.causal import causal_numerator
+from lavra.optim.build import OptimizerSettings
 from lavra.optim.schedules import lr_multiplier
-from lavra.tokens.ramps import StepPlan
+from lavra.tokens.ramps import Ramp, StepPlan
+from lavra.tokens.sampler import Sampler
 from lavra.train import loop
 from lavra.train.config import GuardConfig
 from lavra.train.horizon import Horizon
@@ -111,6 +118,120 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one_bitwise(
     saved = [latest_checkpoint(tmp_path / f / "checkpoints") for f in ("whole", "cut")]
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert (saved[0] / file).read_bytes() == (saved[1] / file).read_bytes()
+
+
+def test_a_run_resumed_in_its_second_epoch_goes_on_inside_it(
+    tmp_path, tiny_model, sampler, settings, stop
+) -> None:
+    """OLMo#650, #584: the start index was kept for the next epoch, or the epoch forgotten."""
+    read: list[int] = []
+    recorded = Sampler(sampler.windows, sampler.seed)
+    recorded.batch = lambda samples: read.extend(samples.tolist()) or sampler.batch(samples)
+
+    def ask() -> None:
+        stop.signal = signal.SIGTERM
+
+    rows = sampler.windows.count
+    halfway = rows * 3 // 2 // 6
+    horizon = Horizon(steps=-(-3 * rows // 6), decay=4, decided=True)
+    with pytest.raises(RequeueError):
+        run(tiny_model(), recorded, settings(), tmp_path, at_step(halfway, ask), horizon=horizon, stop=stop)
+    assert rows < 6 * halfway < 2 * rows
+    del read[6 * halfway :]  # made ready, never trained on
+    run(tiny_model(seed=7), recorded, settings(), tmp_path, horizon=horizon)
+    orders = [sampler.rows(np.array(read[e * rows : (e + 1) * rows])).tolist() for e in range(3)]
+    assert all(sorted(order) == list(range(rows)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_first_step_after_a_resume_has_the_schedules_learning_rate(
+    tmp_path, tiny_model, sampler, settings, stop
+) -> None:
+    """torchtitan#275, nanotron#245: it had the initial one. A new peak takes effect at once."""
+
+    def ask() -> None:
+        stop.signal = signal.SIGTERM
+
+    with pytest.raises(RequeueError):
+        run(tiny_model(), sampler, settings(), tmp_path, at_step(9, ask), stop=stop)
+    used: list[float] = []
+
+    def rate_in_the_optimizer(optimizer, *_) -> None:
+        used.append(optimizer.param_groups[0]["lr"])
+
+    seen = register_optimizer_step_pre_hook(rate_in_the_optimizer)
+    try:
+        run(tiny_model(), sampler, settings(optimizer=OptimizerSettings(learning_rate=3e-2)), tmp_path)
+    finally:
+        seen.remove()
+    left = [3, 2, 1]  # of the four steps of the decay, which ends one notch above 0
+    assert used == pytest.approx([3e-2 * notches / 5 for notches in left])
+    assert series(tmp_path, LEARNING_RATE)[9:] == used
+
+
+def test_the_schedule_counts_optimizer_steps_not_micro_batches(
+    tmp_path, tiny_model, sampler, settings
+) -> None:
+    """nanochat#775: a horizon in micro-batches made the rate negative, then the loss NaN."""
+    for size in (1, 6):
+        state = run(tiny_model(), sampler, settings(micro_batch_size=size), tmp_path / str(size))
+        assert state.step == STEPS
+        moments = load_file(latest_checkpoint(tmp_path / f"{size}/checkpoints") / "optimizer.safetensors")
+        assert {float(t) for name, t in moments.items() if name.startswith("step/")} == {STEPS}
+    rates = series(tmp_path / "1", LEARNING_RATE)
+    assert rates == series(tmp_path / "6", LEARNING_RATE)
+    rising, flat, falling = [1 / 3, 2 / 3, 1], [1] * 5, [4 / 5, 3 / 5, 2 / 5, 1 / 5]
+    assert rates == pytest.approx([1e-2 * m for m in rising + flat + falling])
+    assert series(tmp_path / "1", TRAIN_LOSS) == pytest.approx(series(tmp_path / "6", TRAIN_LOSS), rel=1e-4)
+
+
+def test_mfu_is_the_flops_of_the_tokens_over_those_of_the_machine(
+    tmp_path, tiny_model, sampler, settings, clock
+) -> None:
+    """Half of a peak that is twice the work done a second; of shorter sequences, less attention."""
+    shape = tiny_model().shape
+    plan = StepPlan(6, 16, seq_ramp=[Ramp(6 * 16 * 4, 8)])
+    run(tiny_model(), sampler, settings(steps=plan), tmp_path, peak_flops=1e9)
+    rates, found = series(tmp_path, TOKENS_PER_SECOND), series(tmp_path, MFU)
+    assert all(rate == pytest.approx(6 * 16 / clock.tick, rel=0.8) for rate in rates)
+    lengths = [8] * 4 + [16] * 8
+    expected = [shape.flops_per_token(n) * rate / 1e9 for n, rate in zip(lengths, rates, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-4) and min(found) > 0.01
+
+
+def test_checkpoints_written_behind_training_hold_the_same_bytes(
+    tmp_path, tiny_model, sampler, settings, clock, monkeypatch
+) -> None:
+    def slow(tensors) -> bytes:
+        time.sleep(0.01)  # training is at the next step when the file is made
+        return save(tensors)
+
+    monkeypatch.setattr(store, "save", slow)
+    for background in (False, True):
+        config = settings(ema_decay=0.9, keep_every=1, background_checkpoints=background)
+        run(tiny_model(), sampler, config, tmp_path / str(background))
+    for step in range(1, STEPS + 1):
+        before, behind = (tmp_path / f"{name}/checkpoints/step-{step:08d}" for name in ("False", "True"))
+        files = {p.name for p in before.iterdir()}
+        assert files == {p.name for p in behind.iterdir()} and "COMPLETE" in files
+        assert all((before / name).read_bytes() == (behind / name).read_bytes() for name in files)
+
+
+def test_a_background_write_that_fails_ends_the_run_and_the_next_call_continues_bitwise(
+    tmp_path, tiny_model, sampler, settings, monkeypatch
+) -> None:
+    def full(tensors) -> bytes:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    config = settings(keep_every=4, background_checkpoints=True)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        fill = at_step(5, lambda: patch.setattr(store, "save", full))
+        run(tiny_model(), sampler, config, tmp_path / "full", fill)
+    assert load_state(latest_checkpoint(tmp_path / "full/checkpoints"))["step"] == 4
+    whole, resumed = tiny_model(), tiny_model(seed=3)
+    run(whole, sampler, config, tmp_path / "whole")
+    run(resumed, sampler, config, tmp_path / "full")
+    assert equal(weights(whole), weights(resumed))
 
 
 def test_metrics_of_steps_that_are_done_again_are_not_doubled(

@@ -75,6 +75,14 @@ def test_a_masked_micro_batch_does_not_poison_the_loss(tiny_model) -> None:
     torch.testing.assert_close(gradients[0].double(), exact[0], atol=1e-6, rtol=1e-4)
 
 
+def test_a_step_without_any_target_is_refused_and_leaves_no_gradient(tiny_model) -> None:
+    """Zero targets in the whole global step are the only case that cannot be divided (OLMo-core#657)."""
+    model = tiny_model()
+    with pytest.raises(ValueError, match="every position is masked"):
+        accumulate(model, batch_with([0, 0]), micro_batch_size=1, precision="fp32")
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_masked_targets_do_not_matter(tiny_model) -> None:
     batch = batch_with([3, 9])
     other = batch.targets.where(batch.loss_mask, torch.tensor(7))
@@ -92,6 +100,25 @@ def test_validation_is_the_training_loss(tiny_model, unmasked: list[int], size: 
     found = validation_loss(model, batch.split(size), precision="fp32")
     assert found == pytest.approx(run(tiny_model, batch, 3)[0].loss, rel=1e-6)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_validation_weighs_tokens_not_batches_of_unequal_size_and_length(tiny_model) -> None:
+    """torchtitan#4167: a mean of batch means gave 6.0 where 9.2 was true; others drop the last batch or a masked one."""
+    parts = [
+        batch_with([16, 16, 16], 1),
+        batch_with([0], 2),
+        batch_with([2, 16], 3).cut(4),
+        batch_with([1], 4),
+    ]
+    model = tiny_model(scale=3)
+    found = validation_loss(model, parts, precision="fp32")
+    sums, counts = zip(
+        *((truth(tiny_model, p)[0] * n, n) for p in parts if (n := int(p.loss_mask.sum()))), strict=True
+    )
+    assert found == pytest.approx(sum(sums) / sum(counts), rel=1e-5)
+    assert found == pytest.approx(validation_loss(model, parts[::-1], precision="fp32"), rel=1e-6)
+    means = [s / n for s, n in zip(sums, counts, strict=True)]
+    assert abs(found - sum(means) / len(means)) > 0.005 * found  # the mistake would be seen
 
 
 def test_bf16_computes_near_fp32_and_keeps_fp32_gradients(tiny_model) -> None:

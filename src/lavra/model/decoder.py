@@ -28,7 +28,7 @@ class RotaryTable(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Fill the buffers; call it again after `to_empty`, which leaves them undefined."""
+        """Fill the buffers; again after `to_empty`, which leaves them undefined (`initialize` does)."""
         frequencies = self.theta ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
         angles = torch.outer(torch.arange(self.seq_len, dtype=torch.float64), frequencies)
         self.cos.copy_(angles.cos())
@@ -150,8 +150,10 @@ def initialize(model: Decoder, seed: int) -> None:
     """Normal(0, 0.02), residual outputs scaled by 1/sqrt(2 layers) (GPT-2); norms 1.
 
     Each parameter is drawn from its own generator, seeded by its name: the values do not depend on
-    the order of construction or on how the model is laid out over processes.
+    the order of construction or on how the model is laid out over processes. The table of RoPE is filled
+    too: whatever memory held after `to_empty` is gone.
     """
+    model.rotary.reset()
     residual_scale = 1 / math.sqrt(2 * model.shape.n_layers)
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
