@@ -70,7 +70,10 @@ def apply_precision(model: nn.Module, precision: str, device: torch.device) -> N
             "fp8 training needs torchao", where="train.precision", hint='pip install "lavra[fp8]"'
         ) from error
     config = Float8LinearConfig(emulate=device.type != "cuda")
+    splits = {name: module.splits for name, module in model.named_modules() if hasattr(module, "splits")}
     convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: "blocks." in name)
+    for name, rows in splits.items():  # the layers are new objects; Muon reads it from them
+        model.get_submodule(name).splits = rows
 
 
 @dataclass
