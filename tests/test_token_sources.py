@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lavra import artifact
+from lavra import artifact, metrics
 from lavra.artifact import read_json
 from lavra.corpus.documents import content_id
 from lavra.corpus.store import iter_documents
@@ -150,3 +150,47 @@ def test_recipes_whose_tokens_have_no_tokenizer_are_refused(overrides: list[str]
 def test_a_tokenizer_that_is_not_there_is_refused_by_its_path(project, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=f"no tokenizer at {tmp_path}/nothing.json"):
         project(f"tokenizer.path={tmp_path}/nothing.json", until="plan")
+
+
+def test_a_run_goes_on_with_new_text_and_a_share_of_its_old_tokens(
+    trained: Run, write_project, tmp_path: Path
+) -> None:
+    recipe = write_project(tmp_path, seed=7)
+    overrides = [
+        f"train.init_from={trained.dir}",
+        "model.d_model=auto",
+        "tokenizer.vocab_size=auto",
+        f"corpus.sources=[{{path: {tmp_path}/text, name: new}}]",
+        f"tokens.sources=[{{path: {trained.dir}, name: replay}}]",
+        "tokens.mixture={new: 0.75, replay: 0.25}",
+    ]
+    run = run_recipe(load_recipe(str(recipe), overrides, {}), until="pretrain")
+    old = open_windows(trained.dir / "tokens", "train", load_trained(trained.dir)[1], "concat", 32).store
+    new = open_windows(run.dir / "tokens", "train", load_trained(trained.dir)[1], "concat", 32).store
+    first, last = new.source_offsets[new.sources.index("replay") :][:2]
+    replayed = {new.document_id(i) for i in new.documents_in(int(first), int(last))}
+    theirs = {old.document_id(i) for i in range(old.n_documents)}
+    held_out = read_json(run.dir / "tokens/imported.json")["sources"]["replay"]["validation"]
+    assert replayed <= theirs and len(replayed) == len(theirs) - held_out
+    index = next(i for i in range(new.n_documents) if new.document_id(i) in replayed)
+    same = next(i for i in range(old.n_documents) if old.document_id(i) == new.document_id(index))
+    assert np.array_equal(new.document(index), old.document(same))
+    log = list(metrics.read_jsonl(run.dir / "metrics.jsonl"))
+    ledger = log[-1]["ledger"]
+    assert ledger["replay"] / sum(ledger.values()) == pytest.approx(0.25, abs=0.02)
+    assert log[0][metrics.LEARNING_RATE] < log[1][metrics.LEARNING_RATE], "it warms up again"
+
+
+def test_tokens_of_a_run_with_another_tokenizer_are_refused(
+    trained: Run, write_project, tmp_path: Path
+) -> None:
+    recipe = write_project(tmp_path, seed=7)
+    other = run_recipe(load_recipe(str(recipe), ["tokenizer.vocab_size=290"], {}), until="tokens")
+    overrides = [
+        f"tokenizer.path={trained.dir}/tokenizer/tokenizer.json",
+        "tokenizer.vocab_size=auto",
+        f"tokens.sources=[{{path: {other.dir}, name: other}}]",
+        f"run_dir={tmp_path}/again",
+    ]
+    with pytest.raises(PreflightError, match="were written by another tokenizer than"):
+        run_recipe(load_recipe(str(recipe), overrides, {}), until="plan")

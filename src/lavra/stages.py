@@ -152,6 +152,8 @@ def _plan_inputs(run: Run, scan: SourceScan, files: list[TokenFile]) -> dict[str
 
     start = inherited(run)
     given = _given_tokenizer(run.recipe)
+    if given is not None:
+        _check_tokenizers_of_runs(run.recipe, given)
     recipe = run.recipe.model_dump(
         mode="json", exclude={"name": True, "run_dir": True, "success": True, "preset": True, **WATCHING}
     )
@@ -176,6 +178,20 @@ def _given_tokenizer(recipe: Recipe) -> Path | None:
     if given is not None and not given.is_file():
         raise PreflightError(f"no tokenizer at {given}", hint="name a tokenizer.json")
     return given
+
+
+def _check_tokenizers_of_runs(recipe: Recipe, given: Path) -> None:
+    """Tokens of another run stand for the same text only under the tokenizer that wrote them."""
+    from lavra.tokens.pretokenized import tokens_folder
+
+    for source in recipe.tokens.sources:
+        theirs = Path(source.path) / "tokenizer/tokenizer.json"
+        if tokens_folder(source.path) and artifact.file_hash(theirs) != artifact.file_hash(given):
+            raise PreflightError(
+                f"the tokens of {source.path} were written by another tokenizer than {given}",
+                where="tokens.sources",
+                hint=f"tokenizer.path={theirs}, or name the run's text in corpus.sources",
+            )
 
 
 def _write_environment(run: Run, machine: dict[str, Any], gemm: dict[str, float]) -> None:

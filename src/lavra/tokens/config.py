@@ -19,7 +19,8 @@ class TokenSource(Config):
     """Text that is tokenised already, with the run's own tokenizer."""
 
     path: str = Field(
-        description="A .bin file (nanoGPT, llm.c), the prefix of a Megatron .bin and .idx, or a folder or glob of .bin files"
+        description="A .bin file (nanoGPT, llm.c), the prefix of a Megatron .bin and .idx, a folder or glob of .bin "
+        "files, or a run directory of lavra (its training tokens)"
     )
     name: str = Field(
         default="", description="Name in mixture and ledger; default: the last part of the path"

@@ -1,12 +1,13 @@
-"""Token files that others wrote: what they hold and where their documents lie, checked before anything is read.
+"""Token files that exist already: what they hold and where their documents lie, checked before anything is read.
 
     Megatron    PREFIX.bin (ids) and PREFIX.idx: `MMIDIDX\\0\\0`, version 1 (u64), type of the ids (u8), sequences (u64),
                 document bounds (u64), then sequence lengths (i32), byte offsets (i64), and document bounds (i64), which
                 count sequences: 0 first, the number of sequences last (Megatron-LM, `IndexedDataset`)
     llm.c       256 x int32 (magic, version, number of tokens), then the ids; modded-nanogpt writes the same
     raw         uint16 ids and nothing else (nanoGPT)
+    a run       a run directory of lavra: its training shards, `.tokens` and `.documents.npy` (tokens/store.py)
 
-The documents of the last two lie between the source's end tokens, which may close them or open them.
+The documents of llm.c's and raw files lie between the source's end tokens, which may close them or open them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lavra import artifact
 from lavra.errors import PreflightError
 from lavra.tokens.config import TokenSource
 
@@ -32,6 +35,7 @@ _MEGATRON_HEADER = np.dtype(
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _LLMC_HEADER_BYTES = 256 * 4
 _PROBE_TOKENS = 1024
+_OWN_INDEX = ".documents.npy"
 _LLMC_TYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version)
 
 
@@ -48,7 +52,7 @@ class TokenFile:
         header: bytes before the first id.
         n_tokens: ids in it.
         end_id: the source's end token; None: the tokenizer's.
-        index: path of the `.idx`, or "".
+        index: path of the `.idx` or `.documents.npy`, or "".
     """
 
     source: str
@@ -71,6 +75,9 @@ class TokenFile:
 
     def document_bounds(self) -> NDArray[np.int64]:
         """`[documents + 1]` int64: document i is the ids `[bounds[i], bounds[i + 1])`, its end token included."""
+        if self.index.endswith(_OWN_INDEX):
+            starts = np.load(self.index, allow_pickle=False)["start"]
+            return np.append(starts, self.n_tokens).astype(np.int64)
         return _MegatronIndex(self.index).document_bounds() if self.index else self._bounds_by_end_tokens()
 
     def _bounds_by_end_tokens(self) -> NDArray[np.int64]:
@@ -122,6 +129,12 @@ def file_inputs(files: Sequence[TokenFile]) -> list[list[Any]]:
     return [[f.source, f.name, *f.identity, f.end_id] for f in files]
 
 
+def tokens_folder(path: str) -> str:
+    """The complete tokens of a run directory of lavra; "" where the path is none."""
+    folder = os.path.join(path, "tokens")
+    return folder if os.path.isfile(os.path.join(folder, artifact.COMPLETE)) else ""
+
+
 def _root(path: str) -> str:
     """The folder that names are relative to."""
     while glob.has_magic(path):
@@ -130,7 +143,9 @@ def _root(path: str) -> str:
 
 
 def _paths(path: str) -> list[str]:
-    """The files with ids that a source means: a `.bin`, a Megatron prefix, a folder or glob of `.bin` files."""
+    """The files with ids that a source means: a `.bin`, a Megatron prefix, a folder or glob of `.bin` files, a run."""
+    if folder := tokens_folder(path):
+        return sorted(glob.glob(os.path.join(glob.escape(folder), "train-*.tokens")))
     path = path.removesuffix(".idx")
     if os.path.isfile(path):
         return [path]
@@ -142,7 +157,7 @@ def _paths(path: str) -> list[str]:
         raise PreflightError(
             f"no token file at {path}",
             where="tokens.sources",
-            hint="name a .bin, a Megatron prefix, or a folder",
+            hint="name a .bin, a Megatron prefix, a folder, or a run directory whose tokens are complete",
         )
     return found
 
@@ -150,7 +165,12 @@ def _paths(path: str) -> list[str]:
 def _token_file(path: str, name: str, source: str, end_id: int | None) -> TokenFile:
     status = os.stat(path)
     index = path.removesuffix(".bin") + ".idx"
-    if os.path.isfile(index) and index != path:
+    if path.endswith(".tokens"):
+        index = path.removesuffix(".tokens") + _OWN_INDEX
+        marker = Path(path).with_name(artifact.COMPLETE)
+        dtype, header = artifact.read_json(marker)["summary"]["dtype"], 0
+        n_tokens = status.st_size // np.dtype(dtype).itemsize
+    elif os.path.isfile(index) and index != path:
         dtype, header, n_tokens = _MegatronIndex(index).layout()
     else:
         index, (dtype, header, n_tokens) = "", _stream_layout(path, status.st_size)
