@@ -163,6 +163,7 @@ def test_a_run_goes_on_with_new_text_and_a_share_of_its_old_tokens(
         f"corpus.sources=[{{path: {tmp_path}/text, name: new}}]",
         f"tokens.sources=[{{path: {trained.dir}, name: replay}}]",
         "tokens.mixture={new: 0.75, replay: 0.25}",
+        "train.warmup_fraction=0.2",
     ]
     run = run_recipe(load_recipe(str(recipe), overrides, {}), until="pretrain")
     old = open_windows(trained.dir / "tokens", "train", load_trained(trained.dir)[1], "concat", 32).store
