@@ -196,22 +196,26 @@ def test_a_step_smaller_than_the_processes_ends_for_all_at_the_same_step(
     assert all(np.array_equal(a, b) for a, b in zip(*(x["weights"] for x in answers), strict=True))
 
 
-def infected(culprit: int):
+def infected(culprit: int, spread: bool):
+    """NaN for one sequence; its gradients too, or only the loss, which the sum of gradients then says nothing of."""
+
     def numerator(model, batch):
         loss = causal_numerator(model, batch)
-        return loss * math.nan if culprit in batch.sample_ids.tolist() else loss
+        if culprit not in batch.sample_ids.tolist():
+            return loss
+        return loss * math.nan if spread else loss + math.nan * loss.detach()
 
     return numerator
 
 
-@pytest.mark.parametrize("policy", ["skip", "rewind"])
+@pytest.mark.parametrize(("policy", "spread"), [("skip", True), ("skip", False), ("rewind", True)])
 def test_nan_on_one_process_rejects_the_step_on_all_before_they_move(
-    tmp_path, tiny_model, store, ranks, unequal, policy: str
+    tmp_path, tiny_model, store, ranks, unequal, policy: str, spread: bool
 ) -> None:
     """torchtitan PR#3863: the check was local to a rank and came after optimizer.step."""
     config = unequal(guard=GuardConfig(policy=policy, rewind_steps=2))
     culprit = config.steps.at(15).first + 4  # read by the last process
-    answers = ranks(2, job, tiny_model(), store, tmp_path / "run", config, infected(culprit))
+    answers = ranks(2, job, tiny_model(), store, tmp_path / "run", config, infected(culprit, spread))
     assert all(np.array_equal(a, b) for a, b in zip(*(x["weights"] for x in answers), strict=True))
     assert all(np.isfinite(w).all() for w in answers[0]["weights"])
     assert answers[0]["skipped"] == answers[1]["skipped"] != []

@@ -52,14 +52,15 @@ def test_recomputing_runs_no_side_effect_of_a_block_twice_and_statistics_stay_th
         model, seen = tiny_model(n_layers=3), []
         apply_recompute(model, chosen)
         for number, block in enumerate(model.blocks):
+            block.register_forward_pre_hook(lambda module, inputs, number=number: seen.append(number))
             block.register_forward_hook(lambda module, inputs, output, number=number: seen.append(number))
         optimizer = build_optimizer(model, OptimizerSettings())
         statistics = LayerStatistics(1, "fp32")
         accumulate(model, batch(), micro_batch_size=2, precision="fp32")
-        assert seen == [0, 1, 2, 0, 1, 2]
+        assert seen == [0, 0, 1, 1, 2, 2] * 2
         statistics.before(1, model, batch())
         optimizer.step()
-        assert seen == [0, 1, 2] * 3
+        assert seen == [0, 0, 1, 1, 2, 2] * 3
         return statistics.after(1, model)
 
     found = watched(policy)

@@ -94,6 +94,15 @@ def test_a_spike_is_judged_and_does_not_widen_the_window_for_the_next() -> None:
     assert guard.judge(3.02, 1.3) is None
 
 
+def test_a_few_large_losses_in_the_window_hide_no_spike() -> None:
+    """The first steps of a run are accepted and large: mean and deviation would allow 14 here."""
+    guard = accepted([10.5, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, *(3 + 0.05 * math.sin(i) for i in range(60))])
+    assert guard.judge(3.1, 1.3) is None
+    verdict = guard.judge(4.5, 1.3)
+    assert verdict is not None and verdict.kind == "loss_spike" and 3.1 < verdict.limit < 3.5
+    assert guard.judge(3.0, 4.0).kind == "grad_spike"
+
+
 def test_one_infinity_rejects_one_step_not_a_window_of_them() -> None:
     """OLMo-core: an infinite loss in the history froze updates until it left the window."""
     guard = accepted([3 + 0.05 * math.sin(i) for i in range(40)])
