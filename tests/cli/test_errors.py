@@ -109,7 +109,7 @@ def test_an_empty_folder_is_refused_before_anything_is_built(lavra, project: Pat
     assert not (project.parent / "runs/tiny/corpus").exists()
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat", "report"])
+@pytest.mark.parametrize("verb", ["generate", "chat", "report", "diagnose"])
 def test_a_folder_without_a_run_has_nothing_to_say(lavra, tmp_path: Path, verb: str) -> None:
     code, out, text = lavra(verb, tmp_path)
     assert code == 3 and out == ""

@@ -14,7 +14,7 @@ from lavra.report.comparison import stage_seconds
 from lavra.report.corpus import MAX_FILES, SAMPLES_PER_REASON, samples
 from lavra.report.run import Run
 from lavra.report.samples import sample_names, spread
-from lavra.report.training import tokens_at
+from lavra.report.training import layer_charts, tokens_at
 
 STAGE_FILES = {
     "plan.json": "plan",
@@ -182,6 +182,60 @@ def test_a_section_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(render, "_VIEWS", {**render._VIEWS, "evaluation": fail})
     page = Tags(render.render_report(tmp_path).read_text(encoding="utf-8"))
     assert "Cannot be shown: TypeError: an odd form <b>" in page.text
+
+
+def ill_run(folder: Path) -> Path:
+    """A run whose attention logits grow and whose layers were recorded."""
+    lines = []
+    for step in range(1, 61):
+        logit = 3.0 * step
+        layers = {
+            name: {"grad_norm": 0.1, "update_ratio": 0.004, "activation_rms": 1.5, "attention_logit": logit}
+            for name in (f"blocks.{b}" for b in range(12))
+        }
+        layers = {"embedding": {"grad_norm": 0.2, "update_ratio": 0.01}, **layers}
+        record = {"step": step, "tokens": 10 * step, "train/loss": 5 - step / 30, "train/lr": 0.003}
+        lines.append(json.dumps(record | ({"layers": layers} if step % 5 == 0 else {})))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_a_finding_shows_its_evidence_its_charts_and_the_change_to_try(tmp_path: Path) -> None:
+    html = render.render_report(ill_run(tmp_path)).read_text(encoding="utf-8")
+    section = html[html.index('<section id="diagnosis">') : html.index('<section id="samples">')]
+    page = Tags(section)
+    assert "Attention logits have grown" in page.text and "to 180 at step 60" in page.text
+    assert "<code>train.learning_rate=0.001</code>" in section
+    labels = [a["aria-label"] for tag, a in page.tags if tag == "svg"]
+    assert "blocks.0 attention logit over tokens read" in labels and "train/loss over tokens read" in labels
+    assert "a block that" not in page.text and "dead blocks" in page.text  # looked for, not found
+    assert "text read too often: the sizes of the sources are not known" in page.text
+
+
+def test_layers_are_drawn_in_the_order_of_the_model_and_a_deep_one_is_thinned_out(tmp_path: Path) -> None:
+    html = render.render_report(ill_run(tmp_path)).read_text(encoding="utf-8")
+    charts = {chart.title: chart for chart in layer_charts(Run(tmp_path).records("metrics.jsonl"), [])}
+    assert all(title in html for title in charts)
+    names = {title: re.findall(r'data-name="([^"]+)"', chart.linear) for title, chart in charts.items()}
+    assert set(names) == {
+        "Gradient norm by layer", "Update ratio by layer", "Activations by layer", "Attention logits by layer"
+    }  # fmt: skip
+    assert names["Gradient norm by layer"][0] == "embedding"
+    assert names["Attention logits by layer"][0] == "blocks.0"
+    assert all(len(shown) == 8 and shown[-1] == "blocks.11" for shown in names.values())
+    points = re.findall(r'data-points="([^"]+)"', charts["Attention logits by layer"].linear)[0].split(";")
+    assert [p.split("|")[3] for p in points][:3] == ["15", "30", "45"]
+
+
+def test_a_healthy_run_is_told_so(full_run: Path, page: Tags) -> None:
+    assert "Nothing was found that needs a change." in page.text
+    assert "dead blocks: no statistics of the layers were recorded" in page.text
+
+
+def test_every_drawing_has_switches_of_its_own(tmp_path: Path) -> None:
+    page = Tags(render.render_report(ill_run(tmp_path)).read_text(encoding="utf-8"))
+    ids = [a["id"] for _, a in page.tags if a.get("id")]
+    assert len(ids) == len(set(ids))
 
 
 def test_a_torn_log_is_shown_up_to_the_damage(tmp_path: Path) -> None:

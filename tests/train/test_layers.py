@@ -46,9 +46,16 @@ def test_gradients_weights_and_updates_are_those_of_the_step(tiny_model, batch, 
     backward(model, batch)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    streams = []
+    hook = model.blocks[1].register_forward_hook(lambda module, inputs, output: streams.append(output[0]))
+    with torch.no_grad():
+        model(batch.tokens[:1], batch.positions[:1])
+    hook.remove()
+    largest = float(streams[0].abs().max())
     observer.before(1, model, batch)
     torch.optim.AdamW(model.parameters(), lr=0.02).step()
     found = observer.after(1, model)["layers"]
+    assert found["blocks.1"]["activation_max"] == pytest.approx(largest, rel=1e-4)
     after = dict(model.named_parameters())
     names = list(dict.fromkeys(map(layer_of, before)))
     assert names == ["embedding", "blocks.0", "blocks.1", "norm"] + ([] if tied else ["head"])
@@ -96,8 +103,18 @@ def largest_logits(model, tokens, positions, inputs) -> tuple[float, float]:
     return visible, everything
 
 
-def test_activations_and_attention_logits_are_those_of_the_first_sequence(tiny_model, batch) -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_activations_and_attention_logits_are_those_of_the_first_sequence(
+    tiny_model, batch, sign: int
+) -> None:
     model = tiny_model(scale=6.0)
+    with torch.no_grad():
+        model.embedding.weight *= sign  # every value of the stream has the other sign: the norms are odd
+        for block in model.blocks:
+            block.attention_norm.weight *= sign
+            block.feed_forward_norm.weight *= sign
+            block.attention.out.weight *= sign
+            block.feed_forward.out.weight *= sign
     streams, attentions = [], []
     hooks = [b.register_forward_hook(lambda m, i, o: streams.append((i[0][0], o[0]))) for b in model.blocks]
     hooks += [

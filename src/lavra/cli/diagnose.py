@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     records = history(reader)
     for problem in reader.problems:
         warn(problem)
-    if not records.last_step:
+    if not records.last_step and not records.rejections:
         raise PreflightError(
             f"no step of training is recorded in {(folder / 'metrics.jsonl').resolve()}",
             hint="train first: `lavra pretrain RECIPE`; while it trains this command can be run at any time",

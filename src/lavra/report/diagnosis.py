@@ -27,10 +27,10 @@ class Shown:
 
 def view(run: Run) -> dict[str, Any]:
     """Context of the section "Diagnosis"."""
-    log = run.records("metrics.jsonl")
-    if not log:
+    log, records = run.records("metrics.jsonl"), history(run)
+    if not log and not records.rejections:
         return run.missing("metrics.jsonl", "pretrain")
-    found = judge(history(run))
+    found = judge(records)
     return {
         "findings": [Shown(f, _charts(f, log)) for f in found.findings],
         "not_found": ", ".join(found.clear),

@@ -128,9 +128,12 @@ def _rejected_at_rate(h: History) -> _Sign | None:
 
 
 def _large_updates(h: History) -> _Sign | None:
-    """About 1e-3 of the weights a step is usual (Karpathy 2019); healthy small runs reached 0.02 (lavra's own)."""
+    """About 1e-3 of the weights a step is usual (Karpathy 2019); healthy small runs reached 0.02 (lavra's own).
+
+    Not in the steps that a warm-up is for.
+    """
     median = median_over_blocks(h, "update_ratio")
-    large = [(s, v) for s, v in h.at_full_rate(median) if v > 0.05]
+    large = [(s, v) for s, v in h.at_full_rate(median) if v > 0.05 and s > _enough_warmup(h)]
     if not large:
         return None
     step, ratio = max(large, key=lambda point: point[1])
@@ -415,7 +418,7 @@ def repeated_data(h: History) -> Answer:
         "Text was read too often",
         f"up to step {h.last_step}: {named}; beyond four times a repeat teaches little",
         "add text; or stop after four times, and spend the rest on a larger model",
-        (_fewer_repeats(h, list(many)),),
+        _fewer_repeats(h, list(many)),
         (m.TRAIN_LOSS, m.VALIDATION_LOSS),
     )
 
@@ -431,11 +434,17 @@ def epochs_by_source(h: History) -> dict[str, float]:
     return {name: (number(ledger.get(name)) or 0.0) / size for name, size in sizes.items()}
 
 
-def _fewer_repeats(h: History, names: Sequence[str]) -> str:
+def _fewer_repeats(h: History, names: Sequence[str]) -> tuple[str, ...]:
     if h.setting("tokens.mixture"):
         given = mapping(h.setting("tokens.max_epochs"))
-        return f"tokens.max_epochs={json.dumps({**given, **dict.fromkeys(names, 4)})}"
-    return f"budget={json.dumps({'tokens': 4 * sum(h.source_tokens.values())})}"
+        return (f"tokens.max_epochs={json.dumps({**given, **dict.fromkeys(names, 4)})}",)
+    return _budget(h, 4 * sum(h.source_tokens.values()))
+
+
+def _budget(h: History, tokens: int) -> tuple[str, ...]:
+    """A budget in tokens instead of the one that the recipe gives."""
+    others = [f"budget.{kind}=null" for kind in ("time", "flops") if h.setting(f"budget.{kind}") is not None]
+    return (*others, f"budget.tokens={tokens}")
 
 
 def overfitting(h: History) -> Answer:
@@ -460,7 +469,7 @@ def overfitting(h: History) -> Answer:
         f"the validation loss was lowest at step {step} ({best:.3f}) and is {after[-1][1]:.3f} at step {after[-1][0]}, "
         f"while the training loss fell from {before:.3f} to {now:.3f}",
         "add text, or stop where the validation loss was lowest",
-        (f"budget={json.dumps({'tokens': int(tokens)})}",) if tokens else (),
+        _budget(h, int(tokens)) if tokens else (),
         (m.VALIDATION_LOSS, m.TRAIN_LOSS),
     )
 
@@ -516,7 +525,7 @@ def _lately(points: Sequence[Point]) -> float:
 def _largest_lately(h: History, value: str) -> tuple[str, float]:
     """The block with the largest recent value; ("", 0) where nothing was recorded."""
     found = [(_lately(points), name) for name, points in h.blocks(value).items()]
-    level, name = max(found, default=(0.0, ""))
+    level, name = max(found, key=lambda pair: pair[0], default=(0.0, ""))
     return name, level
 
 
