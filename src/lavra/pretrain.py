@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lavra.tokens.windows import Windows
     from lavra.train.horizon import Horizon
     from lavra.train.state import Callback, StepFacts, TrainSettings, TrainState
+    from lavra.train.trackers import Trackers
 
 FORMAT_VERSION = 2
 EXCERPT_TOKENS = 48
@@ -125,7 +127,12 @@ def _train(run: Run) -> TrainState:
         events({"step": change["step"], "kind": "settings", "text": text})
     validation = open_windows(run.folder("tokens"), "validation", tokenizer, packing, shape.seq_len)
     try:
-        with stop_requests() as stop, _Bar(horizon) as bar:
+        with (
+            stop_requests() as stop,
+            _Bar(horizon) as bar,
+            _trackers(run, events) as trackers,
+            _profiler(run, events) as profiler,
+        ):
             return train(
                 model,
                 sampler,
@@ -133,7 +140,7 @@ def _train(run: Run) -> TrainState:
                 horizon,
                 run_dir=run.dir,
                 stop=stop,
-                callbacks=[_validator(run, validation, tokenizer, horizon), bar],
+                callbacks=[_validator(run, validation, tokenizer, horizon), bar, trackers, *profiler],
                 observer=LayerStatistics(run.recipe.train.layers_every, decisions["precision"]),
                 on_horizon=on_horizon,
                 on_event=events,
@@ -407,11 +414,42 @@ def _validator(run: Run, windows: Windows, tokenizer: Tokenizer, horizon: Horizo
             sample = "".join(pieces) if config.sample_tokens else ""
         facts.metrics[metrics.VALIDATION_LOSS] = loss
         facts.metrics[metrics.VALIDATION_BPB] = loss / math.log(2) / bytes_per_token
+        facts.sample = sample
         if config.sample_tokens:
             text = f"step {facts.step}, validation loss {loss:.3f}\n\n{sample}\n"
             artifact.write_bytes(run.dir / f"samples/step-{facts.step:08d}.md", text.encode())
 
     return callback
+
+
+@contextmanager
+def _profiler(run: Run, events: EventLog) -> Iterator[list[Callback]]:
+    """The profiler of the recipe's steps on the first process, in a list; else an empty one."""
+    from lavra.parallel.ranks import Ranks
+    from lavra.train.config import profile_steps
+    from lavra.train.profiling import StepProfiler
+
+    steps = profile_steps(run.recipe.train.profile)
+    if not steps or Ranks.current().rank > 0:
+        yield []
+        return
+    with StepProfiler(steps, run.dir / "profile", events) as profiler:
+        yield [profiler]
+
+
+def _trackers(run: Run, events: EventLog) -> Trackers:
+    """The recipe's trackers; only the first process has any."""
+    from lavra.parallel.ranks import Ranks
+    from lavra.train.trackers import Trackers, sinks
+
+    config = run.recipe.train
+    opened = sinks(
+        config.trackers if Ranks.current().rank == 0 else (),
+        run.dir,
+        fingerprint=artifact.fingerprint(_inputs(run)),
+        settings={"recipe": run.recipe.model_dump(mode="json"), "decisions": run.plan["decisions"]},
+    )
+    return Trackers(opened, log_every=config.log_every, on_event=events)
 
 
 class _Bar:

@@ -52,7 +52,7 @@ _CONTENTS: dict[str, Effect] = {
 # Settings that only watch: they never were part of the plan.
 WATCHING = {
     "train": {"checkpoint_every", "keep_every", "log_every", "layers_every", "validations", "validation_tokens",
-              "sample_tokens"},
+              "sample_tokens", "trackers", "profile"},
 }  # fmt: skip
 
 

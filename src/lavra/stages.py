@@ -21,6 +21,7 @@ from lavra.pipeline import Run, build_or_reuse, run_pipeline, success_results
 from lavra.pretrain import inherited, pretrain_stage
 from lavra.recipe import LoadedRecipe, Recipe
 from lavra.resume import WATCHING, amend_plan, training_step
+from lavra.train.trackers import check_installed
 from lavra.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ PLAN_FORMAT, CORPUS_FORMAT = 2, 1
 
 def plan_stage(run: Run) -> None:
     """Decide and predict; a plan whose inputs did not change is kept as it is."""
+    check_installed(run.recipe.train.trackers)
     for seen in (source_scan, token_files):
         seen.cache_clear()  # an earlier run of this process may have seen other files
     scan = source_scan(run.recipe.corpus)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from lavra.optim.config import ClipKind, OptimizerName
 from lavra.optim.schedules import Schedule
@@ -15,6 +16,34 @@ SUCCESS_METRICS = ("train_loss", "val_loss", "val_bpb", "steps", "tokens")
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+PROFILE_FROM = 6  # the steps before compile, tune and fill caches
+PROFILE_MOST = 100  # steps; their trace is held in memory
+
+
+def profile_steps(asked: int | str) -> range:
+    """The steps to profile: `5` -> 6 to 10, after those that warm up; `100-104` -> these; `0` -> none.
+
+    Raises:
+        ValueError: neither of them, or more steps than memory may hold.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", str(asked))
+    if not match:
+        raise ValueError("write a number of steps (5) or the first and the last (100-104)")
+    first = int(match[1] or PROFILE_FROM)
+    last = int(match[2]) if match[1] else first + int(match[2]) - 1
+    if match[1] and not 3 <= first <= last:
+        raise ValueError("steps go from the first, 3 or later, to the last")
+    if last - first >= PROFILE_MOST:
+        raise ValueError(f"at most {PROFILE_MOST} steps can be profiled")
+    return range(first, last + 1)
+
+
+def _check_profile(asked: int | str) -> int | str:
+    profile_steps(asked)
+    return asked
+
+
+Tracker = Literal["tensorboard", "wandb"]
 Policy = Literal["warn", "skip", "rewind", "stop"]
 
 
@@ -138,6 +167,16 @@ class TrainConfig(Config):
     )
     sample_tokens: Count = Field(
         default=96, description="Length of the text samples written at each validation; 0: none"
+    )
+    trackers: tuple[Tracker, ...] = Field(
+        default=(),
+        description="Who gets the metrics besides metrics.jsonl, e.g. [tensorboard, wandb]; needs lavra[trackers]. wandb is "
+        "offline unless WANDB_API_KEY or WANDB_MODE says otherwise",
+    )
+    profile: Annotated[int | str, AfterValidator(_check_profile)] = Field(
+        default=0,
+        description="Steps whose time and memory go to RUN/profile/: so many after the warm-up of the program (5), or "
+        "these (100-104); 0: none",
     )
     init_from: str = Field(
         default="", description="Run directory whose weights and tokenizer training continues from"

@@ -68,13 +68,19 @@ class TrainState:
 
 @dataclass
 class StepFacts:
-    """What callbacks see after each optimizer step."""
+    """What callbacks see after each optimizer step.
+
+    Attributes:
+        metrics: the record that metrics.jsonl gets.
+        sample: text that the model wrote at this step, if a callback had it write.
+    """
 
     step: int
     last: bool
     model: Decoder
     ema: Ema | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    sample: str = ""
 
 
 class Callback(Protocol):
