@@ -121,6 +121,7 @@ def test_another_learning_rate_trains_again_and_keeps_text_tokens_and_old_weight
         ("success.evaluate=[bits_per_byte < 99]", []),
         ("name=other", []),
         ("train.log_every=2", []),
+        ("train.profile=3", []),
         ("corpus.validation_fraction=0.1", BUILT[:-1]),
     ],
 )
@@ -141,6 +142,25 @@ def test_new_text_is_seen_by_the_next_run_of_the_same_process(
     assert second.built == ["plan", "corpus"]
     counts = [run.artifacts["corpus"].summary["documents_in"] for run in (first, second)]
     assert counts == [6, 7]
+
+
+def test_trackers_and_a_profile_watch_a_run_and_change_nothing(copied: Path, bring_up, trained: Run) -> None:
+    """Oracle: the run that nobody watched."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    watched = ("train.trackers=[tensorboard]", "train.profile=7-7")
+    assert bring_up(*watched).built == []
+    again = bring_up(*watched, from_stage="pretrain")
+    assert again.built == ["pretrain", "evaluate", "report"]
+    assert weights(copied) == weights(trained.dir)
+    board = accumulator.EventAccumulator(str(copied / "tensorboard")).Reload()
+    for name in (metrics.TRAIN_LOSS, metrics.VALIDATION_LOSS):
+        recorded = [(r["step"], r[name]) for r in metrics.read_jsonl(copied / "metrics.jsonl") if name in r]
+        shown = [(e.step, e.value) for e in board.Scalars(name)]
+        assert shown == [(step, pytest.approx(value, rel=1e-6)) for step, value in recorded]
+    samples = {int(p.stem.split("-")[1]): p.read_text() for p in (copied / "samples").iterdir()}
+    texts = {e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("sample")}
+    assert texts.keys() == samples.keys() and all(texts[step] in samples[step] for step in texts)
+    assert (copied / "profile/steps-7-7.trace.json.gz").exists()
 
 
 def test_from_a_stage_rebuilds_it_and_all_after_it_to_the_same_bytes(copied: Path, bring_up) -> None:

@@ -67,6 +67,7 @@ class StepProfiler:
 
     def _start(self) -> None:
         cuda = self._device.type == "cuda"
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's recorder talks on standard error
         self._profiler = profile(
             activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else []),
             schedule=lambda step: ProfilerAction.RECORD if step in self.steps else ProfilerAction.WARMUP,
