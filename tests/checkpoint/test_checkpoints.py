@@ -229,14 +229,14 @@ def test_names_stay_canonical_when_compiled_or_recomputed_and_saved_again_and_ag
     """torchtitan#961, #594: `_orig_mod` and wrappers got into the names; the second resume lost keys."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch.compiler.reset()
-    plain, _ = trained(tiny_model, steps=0)
+    plain, _ = trained(tiny_model, steps=0, n_layers=1)
     names = set(dict(plain.named_parameters()))
     tokens = torch.zeros(1, 16, dtype=torch.long)
     mask, ids = torch.ones(1, 16, dtype=torch.bool), torch.zeros(1, dtype=torch.long)
     batch = Batch(tokens, tokens, torch.arange(16).expand(1, -1), mask, ids)
     before = None
-    for leg in range(3):
-        model, optimizer = trained(tiny_model, steps=0, seed=leg)
+    for leg in range(2):
+        model, optimizer = trained(tiny_model, steps=0, seed=leg, n_layers=1)
         apply_recompute(model, recompute)
         if before is not None:
             load_model(before, model)
