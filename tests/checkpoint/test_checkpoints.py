@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from lavra.batch import Batch
 from lavra.checkpoint.store import (
     complete_checkpoints,
+    finish_replacing,
     latest_checkpoint,
     load_model,
     load_optimizer,
@@ -132,7 +133,7 @@ def test_a_save_interrupted_anywhere_never_becomes_the_latest(
     outcomes = set()
     for fatal in range(1, 200):
         folder = tmp_path / str(fatal)
-        for step in (1, 2):
+        for step in (2,) if same_step else (1, 2):
             with mock.patch("os.fsync"):
                 save_checkpoint(folder, step, take_snapshot(*old, {"step": step}))
         step = 2 if same_step else 3
@@ -142,6 +143,7 @@ def test_a_save_interrupted_anywhere_never_becomes_the_latest(
                 raised = False
             except OSError:
                 raised = True
+        finish_replacing(folder)  # as a resume does
         found = latest_checkpoint(folder)
         assert found is not None
         state = load_state(found)  # every file has its recorded hash

@@ -293,6 +293,27 @@ def test_a_run_killed_around_a_rejection_resumes_to_the_same_bits(
     assert load_state(saved[1])["skipped"] == expected.skipped
 
 
+def test_checkpoints_from_before_a_rewind_do_not_outlive_its_decision(
+    tmp_path, tiny_model, sampler, settings, monkeypatch
+) -> None:
+    """Killed in the first step after going back from 29 to 15, with checkpoints of 20 and 25 on disk."""
+    monkeypatch.setattr(loop, "causal_numerator", harmed(set(range(6 * 29, 6 * 30)), HARMS["spike"]))
+    guard = GuardConfig(policy="rewind", rewind_steps=12)
+    config = settings(guard=guard, keep_every=5, keep_checkpoints=9)
+    events: list[dict] = []
+
+    def cut(facts) -> None:
+        if facts.step == 16 and events:
+            raise PowerCut
+
+    with pytest.raises(PowerCut):
+        run(tiny_model(), sampler, config, tmp_path, cut, on_event=events.append)
+    saved = latest_checkpoint(tmp_path / "checkpoints")
+    assert saved.name == "step-00000015" and load_state(saved)["skipped"]
+    assert run(tiny_model(), sampler, config, tmp_path, on_event=events.append).step == STEPS
+    assert [e["kind"] for e in events] == ["loss_spike", "rewound"]
+
+
 def test_a_missing_checkpoint_to_rewind_to_is_said(
     tmp_path, tiny_model, sampler, settings, monkeypatch
 ) -> None:

@@ -26,6 +26,7 @@ from lavra.errors import PreflightError
 
 MODEL, OPTIMIZER, AVERAGE = "model.safetensors", "optimizer.safetensors", "average.safetensors"
 _MARKER = artifact.COMPLETE
+_REPLACED = ".replaced"  # a checkpoint whose successor of the same step is being put in its place
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,13 @@ def save_checkpoint(folder: Path, step: int, snapshot: Snapshot) -> Path:
             for p in sorted(building.iterdir())
         }
         artifact.write_json(building / _MARKER, {"step": step, "files": files})
-        if final.exists():
-            _remove(final)
+        if final.exists():  # a folder cannot be replaced in one act
+            os.replace(final, folder / f".{final.name}{_REPLACED}")
         os.replace(building, final)
+        finish_replacing(folder)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
+        finish_replacing(folder)
         raise
     artifact.fsync_folder(folder)
     artifact.write_bytes(folder / "latest", final.name.encode())
@@ -130,6 +133,23 @@ class Saver:
     def _write(self, step: int, snapshot: Snapshot) -> None:
         save_checkpoint(self.folder, step, snapshot)
         prune(self.folder, self.keep, self.keep_every)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Undo or finish the replacement of a checkpoint that a killed process had begun."""
+    for old in folder.glob(f".step-*{_REPLACED}"):
+        final = folder / old.name.removeprefix(".").removesuffix(_REPLACED)
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, final)
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Delete the checkpoints past `step`, the newest first: training goes back."""
+    for checkpoint in reversed(complete_checkpoints(folder)):
+        if checkpoint_step(checkpoint) > step:
+            _remove(checkpoint)
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

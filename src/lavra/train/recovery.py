@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lavra.batch import Batch
-from lavra.checkpoint.store import checkpoint_step, complete_checkpoints
+from lavra.checkpoint.store import checkpoint_step, complete_checkpoints, remove_after
 from lavra.tokens.ramps import StepSamples, first_left, leave_out
 from lavra.tokens.sampler import Sampler
 from lavra.train.blame import Describe, blame, event_text
@@ -93,6 +93,8 @@ def _rewind(session: Session, shape: StepSamples) -> None:
     state.skipped, session.guard.rejected = skipped, rejected
     state.rewinds, state.rewound_from = rewinds, farthest
     session.log.reopen_after(state.step)
+    if session.ranks.rank == 0:
+        remove_after(session.folder, state.step)  # a resume must find the decision, not what came before it
     session.event(
         "rewound", f"from step {at} to step {state.step}; samples {first} to {first + count - 1} left out"
     )

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from lavra.checkpoint.store import (
     AVERAGE,
     Saver,
+    finish_replacing,
     latest_checkpoint,
     load_by_name,
     load_model,
@@ -48,6 +49,7 @@ class Session:
         self.guard = Guard(settings.guard)
         self.scale = LossScale(settings.precision == "fp16")
         self.state = TrainState(micro_batch_size=settings.micro_batch_size)
+        finish_replacing(self.folder)
         if (checkpoint := latest_checkpoint(self.folder)) is not None:
             self.load(checkpoint)
         self.log = MetricsLog(run_dir / "metrics.jsonl", after=self.state.step, mute=self.ranks.rank > 0)
