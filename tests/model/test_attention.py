@@ -5,7 +5,9 @@ FlashAttention's kernels exist on CUDA only; `flash_on_cpu` writes them out, seq
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -397,6 +399,20 @@ def test_accelerators_derive_from_a_batchs_documents_once_and_anew_when_they_cha
         assert (narrow - definition(*qkv, starts, window=3)).abs().max() <= 1e-5
         other = random_starts(2, 40, 4)
         assert (attention(*qkv, other) - definition(*qkv, other)).abs().max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["flex", "varlen"])
+@torch.no_grad()
+def test_what_accelerators_derived_is_gone_with_the_batch(flash_on_cpu: None, backend: str) -> None:
+    starts = random_starts(2, 40, 1)
+    with through(backend):
+        attention(*(x.detach() for x in random_qkv(2, 2, 2, 40, 8)), starts)
+    assert starts in accelerator._built
+    watched = weakref.ref(starts)
+    del starts
+    gc.collect()
+    assert watched() is None
 
 
 @settings(max_examples=40, deadline=None)
