@@ -437,8 +437,9 @@ HALF, FULL = torch.bfloat16, torch.float32
     [
         ("cpu", FULL, 64, {"needs_grad": True}, "block"),
         ("cpu", FULL, 64, {"needs_grad": True, "documents": True}, "block"),
-        ("cpu", FULL, 64, {"documents": True}, "sdpa"),
-        ("cpu", FULL, 64, {"documents": True, "window": 8}, "block"),
+        ("cpu", FULL, 64, {}, "sdpa"),
+        ("cpu", FULL, 64, {"documents": True}, "block"),
+        ("cpu", FULL, 64, {"window": 8}, "block"),
         ("cpu", FULL, 64, {"soft_cap": 5.0}, "block"),
         ("cuda", HALF, 64, {"needs_grad": True}, "sdpa"),
         ("cuda", FULL, 64, {}, "sdpa"),

@@ -8,8 +8,8 @@
 
 | backend | computes | chosen |
 |---|---|---|
-| `block` | `lavra::block_attention`, blocks of queries over the keys they may see | CPU: training, windows, soft caps |
-| `sdpa` | `scaled_dot_product_attention`, with a boolean mask where plain causal does not do | CPU: evaluation; CUDA: plain causal; every other device |
+| `block` | `lavra::block_attention`, blocks of queries over the keys they may see | CPU: training; evaluation with documents, windows, soft caps |
+| `sdpa` | `scaled_dot_product_attention`, with a boolean mask where plain causal does not do | CPU: plain causal evaluation; CUDA: plain causal; every other device |
 | `varlen` | FlashAttention over the documents one after the other | CUDA, bf16 and fp16: documents, windows |
 | `flex` | FlexAttention, a kernel compiled for a block mask | CUDA, what is left: fp32 with documents or a window, soft caps |
 
@@ -108,11 +108,12 @@ def choose_backend(
         device: type of the device, `cpu`, `cuda`, ...
         flash: the device has FlashAttention's kernels (CUDA from compute capability 8.0 on).
     """
-    if device == "cpu":
-        return "block" if needs_grad or window is not None or soft_cap is not None else "sdpa"
+    masked = documents or window is not None
+    if device == "cpu":  # forward alone, the library's kernel is faster where it needs no mask
+        return "block" if needs_grad or masked or soft_cap is not None else "sdpa"
     if soft_cap is not None:
         return "flex"
-    if device != "cuda" or not (documents or window is not None):
+    if device != "cuda" or not masked:
         return "sdpa"
     half = dtype in (torch.bfloat16, torch.float16)
     return "varlen" if flash and half and head_dim % 8 == 0 and head_dim <= 256 else "flex"
