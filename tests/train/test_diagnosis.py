@@ -17,10 +17,10 @@ from lavra.objective.causal import causal_numerator
 from lavra.optim.build import OptimizerSettings
 from lavra.recipe import load_recipe
 from lavra.train import blame, loop
-from lavra.train.causes import CAUSES, Finding
 from lavra.train.config import GuardConfig
-from lavra.train.diagnosis import Diagnosis, diagnose
-from lavra.train.history import History, rises
+from lavra.train.diagnosis.findings import Finding
+from lavra.train.diagnosis.history import History, rises
+from lavra.train.diagnosis.judge import CAUSES, Diagnosis, diagnose
 from lavra.train.horizon import Horizon
 from lavra.train.layers import LayerStatistics
 from lavra.train.loop import train

@@ -13,9 +13,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lavra.train.causes import Finding
-    from lavra.train.diagnosis import Diagnosis
-    from lavra.train.history import History
+    from lavra.train.diagnosis.findings import Finding
+    from lavra.train.diagnosis.history import History
+    from lavra.train.diagnosis.judge import Diagnosis
 
 INDENT = "   "
 PLOTS = 3  # series shown for a finding
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from lavra.errors import PreflightError
     from lavra.report.diagnosis import history
     from lavra.report.run import Run
-    from lavra.train.diagnosis import judge
+    from lavra.train.diagnosis.judge import judge
 
     folder = Path(args.run_dir)
     if not (folder / "recipe.resolved.yaml").exists() and not (folder / "metrics.jsonl").exists():

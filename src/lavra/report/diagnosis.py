@@ -12,9 +12,9 @@ from lavra.report.charts import Series
 from lavra.report.run import Run, part
 from lavra.report.training import Chart, figure, series
 from lavra.tokens.store import tokens_by_source
-from lavra.train.causes import Finding
-from lavra.train.diagnosis import judge
-from lavra.train.history import History
+from lavra.train.diagnosis.findings import Finding
+from lavra.train.diagnosis.history import History
+from lavra.train.diagnosis.judge import judge
 
 
 @dataclass(frozen=True)

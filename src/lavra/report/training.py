@@ -12,7 +12,7 @@ from lavra.report.quantities import number, quantity
 from lavra.report.run import Run, part
 from lavra.report.samples import spread
 from lavra.report.tables import Table
-from lavra.train.history import layer_metric, look_up, mapping
+from lavra.train.diagnosis.history import layer_metric, look_up, mapping
 
 Log = list[dict[str, Any]]
 MAX_MARKERS = 30  # in one chart

@@ -2,17 +2,42 @@
 
     diagnose(records, events, plan, recipe) -> Diagnosis
 
-The causes and their thresholds are in `causes.py`. What the records cannot tell is said, never guessed.
+Each cause is a function of the files beside this one, with its thresholds and their source. What the records cannot tell is said, never guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lavra.train.causes import CAUSES, SEVERITIES, Finding, NotRecorded
-from lavra.train.history import History
+from lavra.train.diagnosis import data, formats, layers, rate
+from lavra.train.diagnosis.findings import SEVERITIES, Answer, Finding, NotRecorded
+from lavra.train.diagnosis.history import History
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is looked for, in words, and how."""
+
+    name: str
+    look: Callable[[History], Answer]
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause("a learning rate that is too high", rate.learning_rate_too_high),
+    Cause("a warm-up that is too short", rate.warmup_too_short),
+    Cause("values that are not finite", formats.non_finite_values),
+    Cause("growing attention logits", layers.attention_logit_growth),
+    Cause("exploding activations", layers.exploding_activations),
+    Cause("exploding gradients", layers.exploding_gradients),
+    Cause("dead blocks", layers.dead_blocks),
+    Cause("a collapsing loss scale", formats.loss_scale_collapse),
+    Cause("documents that disturb training", data.poisoned_data),
+    Cause("text read too often", data.repeated_data),
+    Cause("overfitting", data.overfitting),
+    Cause("waiting for data", data.data_bound),
+)
 
 
 @dataclass(frozen=True)
