@@ -61,7 +61,10 @@ def test_binary_garbage_saved_as_text_is_dropped_with_its_reason_and_good_text_b
 @pytest.mark.slow
 def test_a_short_run_on_real_text_learns_more_than_token_frequencies(realdata: Path, tmp_path: Path) -> None:
     from lavra.recipe import load_recipe
+    from lavra.report.diagnosis import history
+    from lavra.report.run import Run
     from lavra.stages import run_recipe
+    from lavra.train.diagnosis.judge import judge
 
     source = f'corpus.sources=[{{"path": "{realdata / "text/en-misc.jsonl.zst"}"}}]'
     settings = [
@@ -76,3 +79,4 @@ def test_a_short_run_on_real_text_learns_more_than_token_frequencies(realdata: P
     assert summary["bits_per_byte"] < 3.0
     assert (run.dir / "report.html").stat().st_size > 20_000
     assert run_recipe(load_recipe("quickstart", settings)).built == []
+    assert judge(history(Run(run.dir))).findings == ()  # a healthy run is left in peace

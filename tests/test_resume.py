@@ -13,6 +13,7 @@ import pytest
 
 from lavra import metrics
 from lavra.artifact import read_json
+from lavra.console import set_quiet
 from lavra.errors import PreflightError, RequeueError
 from lavra.pipeline import Run
 from lavra.recipe import load_recipe
@@ -70,6 +71,7 @@ def values(folder: Path, name: str) -> list[float]:
 def test_another_learning_rate_takes_effect_from_the_checkpoint_on_and_is_recorded(
     trained: Run, go_on, capsys
 ) -> None:
+    set_quiet(False)
     run = go_on("train.learning_rate=1e-4")
     assert "train.learning_rate: auto -> 0.0001 takes effect" in capsys.readouterr().err
     losses, rates = values(run.dir, metrics.TRAIN_LOSS), values(run.dir, metrics.LEARNING_RATE)
@@ -161,6 +163,7 @@ def test_another_text_needs_a_new_start(
 
 
 def test_watching_settings_change_without_a_word(trained: Run, go_on, capsys) -> None:
+    set_quiet(False)
     run = go_on("train.log_every=2", "train.keep_every=4", "name=other")
     assert "takes effect" not in capsys.readouterr().err
     assert values(run.dir, metrics.TRAIN_LOSS)[-1] == values(trained.dir, metrics.TRAIN_LOSS)[-1]

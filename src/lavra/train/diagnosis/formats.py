@@ -15,9 +15,9 @@ def loss_scale_collapse(h: History) -> Answer:
     early = scales[len(scales) // 10][0]  # the search for the first scale that fits is over
     settled = [p for p in halved if p[0] >= early]
     often = settled[-1][1] - settled[0][1] if settled else 0.0
-    steps = scales[-1][0] - early
+    since = scales[-1][0] - early
     collapsed = scales[-1][1] < 128
-    if not collapsed and not (often >= 5 and often > steps / 100):
+    if not collapsed and not (often >= 5 and often > since / 100):
         return None
     return Finding(
         "loss_scale_collapse",

@@ -32,7 +32,7 @@ def attention_logit_growth(h: History) -> Answer:
         "harmful" if level > DIVERGING_LOGIT else "worth trying",
         "Attention logits have grown",
         f"the largest |q k| / sqrt(head width) in {name} went {_path(h, name, 'attention_logit')}; "
-        f"large runs clip at {MOST_LOGIT:.0f} and diverge beyond {DIVERGING_LOGIT:.0f}",
+        f"some large runs clip at {MOST_LOGIT:.0f}, and about {DIVERGING_LOGIT:.0f} runs have diverged",
         "lower the learning rate: the logits grow with it",
         (lower_rate(h),),
         (layer_metric(name, "attention_logit"), m.TRAIN_LOSS),
