@@ -110,13 +110,16 @@ def test_an_error_of_the_profiler_is_an_event_and_training_ends_with_the_same_bi
     plain, profiled = tiny_model(), tiny_model()
     run(plain, sampler, settings(), tmp_path / "plain")
 
-    def fail(*arguments) -> None:
+    def fail(profiler, *path) -> None:
+        for half in map(Path, path):
+            half.write_bytes(b"half a trace")
         raise RuntimeError("no counters")
 
     with monkeypatch.context() as patched:
         patched.setattr(profiling.profile, where, fail)
         events = run(profiled, sampler, settings(), tmp_path / "profiled", 3)
-    assert events[0]["kind"] == "profile" and "given up: RuntimeError: no counters" in events[0]["text"]
+    assert [e["kind"] for e in events] == ["profile"]
+    assert "given up: RuntimeError: no counters" in events[0]["text"]
     assert same_weights(plain, profiled)
     assert not list((tmp_path / "profiled").glob("profile/*trace*"))
     if where in ("start", "step", "export_chrome_trace"):

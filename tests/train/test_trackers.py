@@ -273,6 +273,14 @@ def shown(folder: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+def restarts(folder: Path) -> list[int]:
+    """Steps that a mark of a restart was written before."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    events = [e for file in sorted(folder.iterdir()) for e in LegacyEventFileLoader(str(file)).Load()]
+    return [event.step for event in events if event.HasField("session_log")]
+
+
 def in_single(records: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     return {step: {k: float(np.float32(v)) for k, v in values.items()} for step, values in records.items()}
 
@@ -295,6 +303,7 @@ def test_tensorboard_shows_each_step_once_after_a_kill_and_a_resume(
     run(tiny_model(), other, config, tmp_path, {"tensorboard": TensorBoard(folder)})
     assert shown(folder) == in_single(truth(tmp_path))
     assert sorted(shown(folder)) == list(range(1, STEPS + 1))
+    assert restarts(folder) == [1, 7]
 
 
 def test_tensorboard_shows_each_step_once_after_a_rewind(

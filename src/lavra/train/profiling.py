@@ -41,7 +41,7 @@ class StepProfiler:
         self.steps, self.folder, self.on_event = steps, folder, on_event
         self._profiler: profile | None = None
         self._device = torch.device("cpu")
-        self._step = 0
+        self._step, self._said = 0, False
 
     def __enter__(self) -> StepProfiler:
         return self
@@ -50,7 +50,7 @@ class StepProfiler:
         """Training ended; what was recorded until then is written."""
         if self._profiler is not None:
             self._try(self._stop)
-        if not self._path("trace.json.gz").exists():
+        if not self._said and not self._path("trace.json.gz").exists():
             self._say("none: the steps asked for were not among those taken now")
 
     def __call__(self, facts: StepFacts) -> None:
@@ -131,6 +131,7 @@ class StepProfiler:
                     self._stop()
 
     def _say(self, text: str) -> None:
+        self._said = True
         self.on_event({"step": self._step, "kind": "profile", "text": text})
 
 
