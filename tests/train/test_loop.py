@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lavra import metrics
 from lavra.checkpoint import store
 from lavra.checkpoint.store import complete_checkpoints, latest_checkpoint, load_model, load_state
 from lavra.errors import DivergedError, ExitCode, InterruptedByUser, PreflightError, RequeueError
@@ -436,3 +437,13 @@ def test_other_runtime_errors_are_not_taken_for_memory(
     monkeypatch.setattr(loop, "causal_numerator", hungry(0, "shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         run(tiny_model(), sampler, settings(), tmp_path)
+
+
+def test_a_validation_between_logged_steps_is_written_down(tmp_path, tiny_model, sampler, settings) -> None:
+    def validate(facts) -> None:
+        if facts.step == 7:
+            facts.metrics[metrics.VALIDATION_LOSS] = 3.0
+
+    run(tiny_model(), sampler, settings(log_every=5), tmp_path, validate)
+    records = {r["step"]: r for r in read_jsonl(tmp_path / "metrics.jsonl")}
+    assert list(records) == [5, 7, 10, STEPS] and records[7][metrics.VALIDATION_LOSS] == 3.0

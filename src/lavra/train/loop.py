@@ -109,7 +109,7 @@ class _Loop:
                 facts.metrics |= self._speed(time.perf_counter() - started, loader.waited)
                 for callback in callbacks:
                     callback(facts)
-                if state.step % settings.log_every == 0 or facts.last:
+                if facts.logged(settings.log_every):
                     session.log.write(facts.metrics)
                 kept_for_good = settings.keep_every and state.step % settings.keep_every == 0
                 due = session.clock.seconds() - saved_at > settings.checkpoint_every

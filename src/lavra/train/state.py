@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lavra.batch import Batch
+from lavra.metrics import VALIDATION_LOSS
 from lavra.model.decoder import Decoder
 from lavra.optim.build import OptimizerSettings
 from lavra.optim.config import ClipKind
@@ -81,6 +82,11 @@ class StepFacts:
     ema: Ema | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     sample: str = ""
+
+    def logged(self, every: int) -> bool:
+        """Whether the step is written down: every so many, the last, and those with measurements that are rare."""
+        rare = VALIDATION_LOSS in self.metrics or "layers" in self.metrics
+        return self.step % every == 0 or self.last or rare
 
 
 class Callback(Protocol):

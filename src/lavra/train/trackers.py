@@ -116,7 +116,7 @@ class Trackers:
     def __call__(self, facts: StepFacts) -> None:
         """Offer the step's record, if it is one that metrics.jsonl gets."""
         self._step = facts.step
-        if facts.step % self.log_every and not facts.last:
+        if not facts.logged(self.log_every):
             return
         for feed in self._feeds:
             feed.offer(facts.step, dict(facts.metrics), facts.sample)
