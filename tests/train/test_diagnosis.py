@@ -401,21 +401,50 @@ def test_bad_documents_are_worse_where_the_step_was_taken(act: str) -> None:
         "sequences": [{"documents": documents}],
     }
     finding = only(found_in(healthy() | {"events": [event]}), "poisoned_data")
-    assert "dump.txt (web)" in finding.evidence
+    assert "dump.txt ffffffffffff (web)" in finding.evidence
     assert (finding.severity, finding.overrides) == {
         "warn": ("harmful", ("train.guard.policy=skip",)),
         "skip": ("worth trying", ()),
     }[act]
 
 
+@pytest.mark.parametrize(("count", "found"), [(1, []), (2, []), (4, ["poisoned_data"])])
+def test_a_gradient_that_spikes_now_and_then_is_no_matter_of_the_documents(count: int, found: list) -> None:
+    event = {"kind": "grad_spike", "act": "skip", "cause": "data", "sequences": []}
+    events = [{**event, "step": 50 + 20 * i} for i in range(count)]
+    assert kinds(found_in(healthy() | {"events": events})) == found
+    assert kinds(diagnose([{"step": 1000, "train/loss": 3.0}], events)) == []  # few among so many steps
+    assert kinds(diagnose([{"step": 100, "train/loss": 3.0}], events[:2])) == []  # too few to count
+
+
 def test_the_most_severe_finding_comes_first() -> None:
-    run = each(healthy(), "perf/data_wait_frac", lambda s, v: 0.25)
-    run |= {
-        "events": [{"step": 201, "kind": "non_finite", "cause": "weights", "layer": "norm (forward)"}],
-        "diverged": True,
-    }
+    run = each(healthy(), "blocks.3/attention_logit", lambda s, v: 150.0)
+    bad = {"step": 201, "kind": "non_finite", "cause": "weights", "layer": "norm (forward)"}
+    run |= {"events": [bad], "diverged": True}
     each(run, "train/grad_norm", lambda s, v: v * math.exp((s - 120) / 15), first=120)
-    assert [f.severity for f in found_in(run).findings] == ["stopped the run", "harmful", "worth trying"]
+    assert kinds(found_in(run)) == ["non_finite_values", "exploding_gradients", "attention_logit_growth"]
+
+
+def test_large_updates_in_the_steps_of_a_warm_up_or_at_a_low_rate_are_no_sign() -> None:
+    early, late = healthy(), healthy()
+    early["plan"]["decisions"]["warmup_steps"] = 2
+    each(early, "train/lr", lambda s, v: 1e-3)
+    each(late, "train/lr", lambda s, v: 1e-4, first=150)
+    for b in range(12):
+        each(early, f"blocks.{b}/update_ratio", lambda s, v: 0.5 if s <= 40 else v)
+        each(late, f"blocks.{b}/update_ratio", lambda s, v: 0.5, first=150)
+    assert kinds(found_in(early)) == kinds(found_in(late)) == []
+
+
+def test_an_early_rise_that_never_came_back_is_no_matter_of_the_warm_up() -> None:
+    run = each(healthy(), "train/loss", lambda s, v: 6.8 if s >= 12 else v)
+    run["plan"]["decisions"]["warmup_steps"] = 12
+    assert "warmup_too_short" not in kinds(found_in(run))
+
+
+def test_a_batch_that_is_not_finite_is_the_datas_fault_alone() -> None:
+    event = {"step": 90, "kind": "non_finite", "act": "skip", "cause": "data", "sequences": []}
+    assert kinds(found_in(healthy() | {"events": [event]})) == ["poisoned_data"]
 
 
 def test_a_rejection_long_ago_did_not_stop_the_run() -> None:

@@ -15,12 +15,19 @@ from lavra.units import format_count
 
 
 def poisoned_data(h: History) -> Answer:
-    """Steps that the guard rejected for some of their sequences, with the documents in them."""
+    """Steps that the guard rejected for some of their sequences, with the documents in them.
+
+    A gradient that spikes while the loss does not is nothing unusual: a healthy run of 1M parameters had two in 293
+    steps, one of them with cause `data`. Such steps count from three on, and where they are more than one in a hundred (lavra's own).
+    """
     events = [e for e in h.rejections if e.get("cause") == "data"]
+    spikes = [e for e in events if e["kind"] == "grad_spike" and e.get("act") != "stop"]
+    if len(spikes) < 3 or len(spikes) <= h.last_step / 100:
+        events = [e for e in events if e not in spikes]
     if not events:
         return None
     names = [
-        f"{d.get('path') or str(d.get('id', ''))[:12]} ({d.get('source', '')})"
+        f"{d.get('path') or ''} {str(d.get('id', ''))[:12]} ({d.get('source', '')})".strip()
         for e in events
         for s in _objects(e.get("sequences"))
         for d in _objects(s.get("documents"))

@@ -50,7 +50,7 @@ Answer = Finding | NotRecorded | None
 NO_LAYERS = NotRecorded("no statistics of the layers were recorded (train.layers_every)")
 MOST_LOGIT = 100.0  # Kimi K2 clips queries and keys there (Kimi Team 2025, arXiv:2507.20534)
 DIVERGING_LOGIT = 1e4  # about where runs of Wortsman et al. 2023 (arXiv:2309.14322) diverged
-MOST_ACTIVATION = 100.0  # RMS of the residual stream; healthy runs stayed below 5 (lavra's own)
+MOST_ACTIVATION = 100.0  # RMS of the residual stream; healthy runs stayed below 13 (lavra's own)
 
 
 # --- shared ---
