@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -32,6 +31,7 @@ from lavra.train.horizon import Horizon
 from lavra.train.layers import LayerStatistics
 from lavra.train.loop import train
 from lavra.train.signals import StopRequest
+from lavra.train.state import StepFacts
 from lavra.train.trackers import TensorBoard, Trackers, WandB, scalars, sinks
 
 STEPS = 12
@@ -121,7 +121,7 @@ def test_a_sink_gets_exactly_the_records_of_metrics_jsonl(tmp_path, tiny_model, 
     sink = Memory()
     run(tiny_model(), sampler, settings(log_every=5), tmp_path, {"memory": sink})
     assert {step: values for step, values, _ in sink.got} == truth(tmp_path)
-    assert sink.steps == [5, 10, 12]  # the last one, too
+    assert sink.steps == [1, 5, 10, 12]  # those with layer statistics and the last one, too
     assert sink.calls == ["open", "close"]
 
 
@@ -327,7 +327,7 @@ def test_tensorboard_shows_each_step_once_after_a_rewind(
 def test_samples_are_texts(tmp_path, event_files) -> None:
     with Trackers({"tensorboard": TensorBoard(tmp_path)}, log_every=1, on_event=print) as tracked:
         for step, sample in ((1, "once"), (2, ""), (3, "upon <a> time")):
-            tracked(SimpleNamespace(step=step, last=False, metrics={"train/loss": 1.0}, sample=sample))
+            tracked(StepFacts(step, False, None, metrics={"train/loss": 1.0}, sample=sample))
     texts = board(tmp_path).Tensors("sample")
     assert [(t.step, t.tensor_proto.string_val[0].decode()) for t in texts] == [
         (1, "once"),
@@ -342,7 +342,7 @@ def test_only_the_first_process_tracks(tmp_path, trained, monkeypatch, event_fil
     for rank in (1, 0):
         monkeypatch.setattr(Ranks, "current", staticmethod(lambda rank=rank: Ranks(rank, 2)))
         with pretrain._trackers(run, print) as tracked:
-            tracked(SimpleNamespace(step=1, last=True, metrics={"train/loss": 1.0}, sample=""))
+            tracked(StepFacts(1, True, None, metrics={"train/loss": 1.0}, sample=""))
         assert (tmp_path / "run/tensorboard").exists() == (rank == 0)
 
 
@@ -425,11 +425,11 @@ def test_wandb_begins_another_run_when_other_settings_are_trained(tmp_path, no_a
 SCRIPT = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from lavra.train.state import StepFacts
 from lavra.train.trackers import Trackers, sinks
 wandb = sinks(["wandb"], Path(sys.argv[1]), fingerprint="0" * 16, settings={})
 with Trackers(wandb, log_every=1, on_event=lambda event: print(event["text"]), patience=float(sys.argv[2])) as tracked:
-    tracked(SimpleNamespace(step=1, last=True, metrics={"train/loss": 1.0}, sample=""))
+    tracked(StepFacts(1, True, None, metrics={"train/loss": 1.0}, sample=""))
 """
 
 
