@@ -28,9 +28,11 @@ def test_each_line_can_be_read_before_the_writer_closes(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    write(path, {"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5})
+    nested = [{"loss": math.nan, "sample": 3}, (math.inf, 1.0)]
+    write(path, {"step": 1, "a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5, "e": nested})
     strict = json.loads(path.read_text(), parse_constant=lambda name: 1 / 0)  # NaN would be no JSON
-    assert strict == {"step": 1, "a": None, "b": None, "c": None, "d": 0.5}
+    assert strict == {"step": 1, "a": None, "b": None, "c": None, "d": 0.5,
+                      "e": [{"loss": None, "sample": 3}, [None, 1.0]]}  # fmt: skip
 
 
 def test_a_missing_log_has_no_records(tmp_path: Path) -> None:

@@ -45,13 +45,21 @@ class JsonlWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append `record`; numbers that are not finite become null (JSON has no NaN)."""
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        self._file.write((json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        self._file.write((json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
         """Flush to disk and close."""
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for every number in it that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class MetricsLog:

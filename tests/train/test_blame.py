@@ -54,6 +54,20 @@ def test_a_batch_that_is_bad_as_a_whole_is_the_weights_fault(
     assert judged(tiny_model(), sampler)["cause"] == "weights"
 
 
+def test_half_a_batch_of_bad_sequences_is_the_datas_fault_and_a_batch_of_them_the_weights(
+    tiny_model, sampler, harm
+) -> None:
+    """Around the batch's own median neither would stand out."""
+    harm(dict.fromkeys(range(0, 6, 2), 2.0))
+    usual = math.log(48)
+    assert judged(tiny_model(), sampler)["cause"] == "weights"
+    found = judged(tiny_model(), sampler, usual_loss=usual)
+    assert found["cause"] == "data" and {s["sample"] for s in found["sequences"]} == {0, 2, 4}
+    harm({0: 2.0, 1: 2.0, 2: 2.1, 3: 2.0, 4: 2.1, 5: 6.0})
+    assert judged(tiny_model(), sampler)["cause"] == "data"
+    assert judged(tiny_model(), sampler, usual_loss=usual)["cause"] == "weights"
+
+
 def test_two_sequences_alike_say_nothing(tiny_model, sampler, harm) -> None:
     harm({})
     assert judged(tiny_model(), sampler, range(2))["cause"] == "unclear"

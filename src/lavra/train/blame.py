@@ -7,6 +7,7 @@ sequence, and a backward pass of one micro-batch when something is not finite.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +21,7 @@ from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_normalizer, causal_numerator
 from lavra.parallel.ranks import ALONE, Ranks
 from lavra.tokens.sampler import DocumentSpan, Sampler
-from lavra.train.guard import robust_limit
+from lavra.train.guard import NORMAL
 from lavra.train.precision import autocast
 
 Cause = Literal["data", "weights", "unclear"]
@@ -39,6 +40,7 @@ def blame(
     seq_len: int,
     precision: str,
     non_finite: bool,
+    usual_loss: float | None = None,
     describe: Describe = DocumentSpan._asdict,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def blame(
     Args:
         batch: this process's part of the step.
         seq_len: what its sequences are cut to.
+        usual_loss: nats per target of the steps before, which tells how far the batch as a whole is off; None: unknown.
         describe: a document span -> what an event says of it (adds an excerpt).
 
     Returns:
@@ -61,7 +64,7 @@ def blame(
     ]
     everyone = [facts for part in ranks.gather(mine) for facts in part]
     everyone.sort(key=lambda facts: -math.inf if math.isnan(facts["loss"]) else -facts["loss"])
-    outliers = _outliers([facts["loss"] for facts in everyone])
+    outliers = _outliers([facts["loss"] for facts in everyone], usual_loss)
     worst = everyone[: max(1, min(outliers, WORST))]
     for facts in worst:
         facts["documents"] = [describe(span) for span in sampler.documents(facts["sample"])]
@@ -81,14 +84,19 @@ def _loss(model: Decoder, one: Batch, precision: str) -> float:
     return total / max(causal_normalizer(one), 1)
 
 
-def _outliers(losses: list[float]) -> int:
-    """How many of the losses (highest first) stand out from the median sequence."""
+def _outliers(losses: list[float], usual: float | None) -> int:
+    """How many of the losses (highest first) are too high for a sequence.
+
+    How far the good ones lie below the usual loss tells how far above it is still good; where none does, all are bad.
+    """
     bad = sum(not math.isfinite(x) for x in losses)
     finite = [x for x in losses if math.isfinite(x)]
     if bad or len(finite) < 3:
         return bad
-    limit = robust_limit(finite, _STANDS_OUT, floor=0.05)
-    return sum(x > limit for x in finite)
+    middle = statistics.median(finite) if usual is None else usual
+    below = [middle - x for x in finite if x <= middle]
+    spread = NORMAL * statistics.median(below) if below else 0.0
+    return sum(x > middle + _STANDS_OUT * max(spread, 0.05) for x in finite)
 
 
 def _cause(outliers: int, sequences: int) -> Cause:

@@ -17,7 +17,8 @@ from lavra.train.config import GuardConfig
 
 Kind = Literal["non_finite", "loss_spike", "grad_spike"]
 
-_NORMAL = 1.4826  # MAD x this = standard deviation of a normal distribution
+CHUNK = 32  # accepted steps whose trend does not matter
+NORMAL = 1.4826  # MAD x this = standard deviation of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,17 @@ class Guard:
             return Verdict("non_finite", loss if not math.isfinite(loss) else grad_norm, math.inf)
         if len(self.losses) < 16:
             return None
-        limit = robust_limit(self.losses, self.config.loss_sigmas, floor=0.02)
+        limit = trend_limit(self.losses, self.config.loss_sigmas, floor=0.02)
         if loss > limit:
             return Verdict("loss_spike", loss, limit)
-        limit = math.exp(robust_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
+        limit = math.exp(trend_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
         if grad_norm > limit:
             return Verdict("grad_spike", grad_norm, limit)
         return None
+
+    def usual_loss(self) -> float | None:
+        """Nats per target of a step as they are now; None before any was accepted."""
+        return statistics.median(self.losses[-CHUNK:]) if self.losses else None
 
     def accept(self, loss: float, grad_norm: float) -> None:
         """The step was taken, and not under a warning."""
@@ -89,8 +94,21 @@ class Guard:
         self.rejected = int(state["rejected"])
 
 
+def trend_limit(values: Sequence[float], sigmas: float, *, floor: float) -> float:
+    """The limit for the value that follows: `robust_limit` of a series that falls.
+
+    The middle is that of the newest `CHUNK` values, and the spread that of all around the middle of their own chunk:
+    early in training a loss falls by more in the window than its noise, which must not pass for noise.
+    """
+    ends = range(len(values), CHUNK // 2 - 1, -CHUNK)  # a chunk of less than half its length is left out
+    chunks = [values[max(0, end - CHUNK) : end] for end in ends] or [values]
+    residuals = [x - middle for chunk in chunks for middle in [statistics.median(chunk)] for x in chunk]
+    spread = NORMAL * statistics.median(abs(x) for x in residuals)
+    return statistics.median(chunks[0]) + sigmas * max(spread, floor)
+
+
 def robust_limit(values: Sequence[float], sigmas: float, *, floor: float) -> float:
     """Median + sigmas x robust standard deviation, the latter at least `floor` (flat values forbid nothing)."""
     middle = statistics.median(values)
-    spread = _NORMAL * statistics.median(abs(x - middle) for x in values)
+    spread = NORMAL * statistics.median(abs(x - middle) for x in values)
     return middle + sigmas * max(spread, floor)

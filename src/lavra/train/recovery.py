@@ -39,6 +39,7 @@ def recover(
         seq_len=shape.seq_len,
         precision=settings.precision,
         non_finite=verdict.kind == "non_finite",
+        usual_loss=guard.usual_loss(),
         describe=describe,
         ranks=session.ranks,
     )
