@@ -27,11 +27,11 @@ from lavra import metrics
 RECIPE = """\
 name: base
 corpus: {sources: [{path: DATA, name: books}], max_bytes: BYTES}
-tokenizer: {vocab_size: 2048}
+tokenizer: {vocab_size: 1024}
 tokens: {seq_len: 256}
-model: {d_model: 128, n_layers: 4, n_heads: 2}
+model: {d_model: 64, n_layers: 4, n_heads: 1}
 train:
-  batch_tokens: 8192
+  batch_tokens: 2048
   precision: fp32
   compile: 'off'
   validations: 1
@@ -80,10 +80,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", required=True, help="text: a file, folder or glob")
-    parser.add_argument("--bytes", default="24MB", help="text used (default 24MB)")
-    parser.add_argument("--tokens", type=int, default=3_000_000, help="baseline's horizon (default 3M)")
+    parser.add_argument("--bytes", default="12MB", help="text used (default 12MB)")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="baseline's horizon (default 1M)")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2])
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2])
     parser.add_argument("--shares", type=float, nargs="*", default=[0.45, 0.5, 0.55, 0.6, 0.65])
     parser.add_argument(
         "--ours", nargs="*", default=[], metavar="key=value", help="overrides of lavra's recipe"
