@@ -16,11 +16,11 @@ from lavra.corpus.documents import content_id
 from lavra.corpus.store import iter_documents
 from lavra.errors import PreflightError, UsageError
 from lavra.pipeline import Run
-from lavra.pretrain import _describer
 from lavra.recipe import load_recipe
 from lavra.stages import load_trained, run_recipe
 from lavra.tokens.build import open_windows
 from lavra.tokens.sampler import Sampler
+from lavra.watch import describer
 
 RECIPE = """\
 name: tiny
@@ -107,7 +107,7 @@ def test_tokens_beside_a_corpus_follow_the_mixture_and_events_name_their_documen
         s["train"] for s in read_json(run.dir / "tokens/imported.json")["sources"].values()
     )
     sampler = Sampler(windows, 0)
-    describe = _describer(run, sampler, tokenizer)
+    describe = describer(run, sampler, tokenizer)
     numbers = {tokenizer.decode(tokenizer.encode(t)): i for i, t in enumerate(texts_of(trained))}
     seen = set()
     for sample in range(windows.count):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +11,18 @@ from lavra.errors import DivergedError, PreflightError
 from lavra.hardware.probe import keep_freed_memory, release_memory
 from lavra.model.config import ModelShape
 from lavra.pipeline import Run, build_or_reuse
+from lavra.watch import Bar, EventLog, describer, profiler, trackers, validator
 
 if TYPE_CHECKING:
     from lavra.model.decoder import Decoder
     from lavra.tokenizer.bpe import Tokenizer
     from lavra.tokens.mixture import Mixture
     from lavra.tokens.ramps import StepPlan
-    from lavra.tokens.sampler import DocumentSpan, Sampler
     from lavra.tokens.windows import Windows
     from lavra.train.horizon import Horizon
-    from lavra.train.state import Callback, StepFacts, TrainSettings, TrainState
-    from lavra.train.trackers import Trackers
+    from lavra.train.state import TrainSettings, TrainState
 
 FORMAT_VERSION = 2
-EXCERPT_TOKENS = 48
 
 # Settings that change what training computes; the others (checkpoints, logging) do not rebuild anything.
 _OPTIMIZATION = {
@@ -129,9 +125,9 @@ def _train(run: Run) -> TrainState:
     try:
         with (
             stop_requests() as stop,
-            _Bar(horizon) as bar,
-            _trackers(run, events) as trackers,
-            _profiler(run, events) as profiler,
+            Bar(horizon) as bar,
+            trackers(run, events, artifact.fingerprint(_inputs(run))) as tracked,
+            profiler(run, events) as profiled,
         ):
             return train(
                 model,
@@ -140,11 +136,11 @@ def _train(run: Run) -> TrainState:
                 horizon,
                 run_dir=run.dir,
                 stop=stop,
-                callbacks=[_validator(run, validation, tokenizer, horizon), bar, trackers, *profiler],
+                callbacks=[validator(run, validation, tokenizer, horizon), bar, tracked, *profiled],
                 observer=LayerStatistics(run.recipe.train.layers_every, decisions["precision"]),
                 on_horizon=on_horizon,
                 on_event=events,
-                describe=_describer(run, sampler, tokenizer),
+                describe=describer(run, sampler, tokenizer),
                 peak_flops=run.plan["calibration"]["gemm_gflops"].get(decisions["precision"], 0.0) * 1e9,
             )
     except DivergedError as error:
@@ -194,29 +190,6 @@ def _settings(run: Run, *, background_checkpoints: bool) -> TrainSettings:
         keep_every=config.keep_every,
         background_checkpoints=background_checkpoints,
     )
-
-
-class EventLog:
-    """events.jsonl, and a line for people; an event that a resumed run meets again is written once."""
-
-    def __init__(self, path: Path) -> None:
-        self._seen = {self._key(e) for e in metrics.read_jsonl(path)}
-        self._writer = metrics.JsonlWriter(path)
-
-    @staticmethod
-    def _key(event: dict[str, Any]) -> tuple[Any, ...]:
-        return event["step"], event["kind"], event.get("first_sample"), event["text"]
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        """Record `event` (`step`, `kind`, `text` and facts)."""
-        if self._key(event) not in self._seen:
-            self._seen.add(self._key(event))
-            self._writer.write(event)
-        console.say(f"  step {event['step']}: {event['kind']}: {event['text']}")
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
 
 
 # --- the horizon and the mixture ---
@@ -344,138 +317,6 @@ def inherited(run: Run) -> tuple[ModelShape, str] | None:
         )
     shape = ModelShape(**artifact.read_json(source / "plan.json")["decisions"]["model"])
     return shape, artifact.file_hash(checkpoint / weights_file(checkpoint))
-
-
-# --- what is watched ---
-
-
-def _describer(run: Run, sampler: Sampler, tokenizer: Tokenizer) -> Callable[[DocumentSpan], dict[str, Any]]:
-    """A document span -> id, source, path, place and excerpt, for events."""
-    from lavra.corpus.store import find_document
-    from lavra.tokens.importing import find_origin
-
-    store = sampler.windows.store
-
-    def describe(span: DocumentSpan) -> dict[str, Any]:
-        stop = min(span.tokens + EXCERPT_TOKENS, span.tokens + span.stop - span.start)
-        if origin := find_origin(run.folder("tokens"), span.part, span.id):
-            place = {"path": origin, "url": ""}
-        else:
-            place = find_document(run.artifacts["corpus"].path, "train", span.part, span.id)
-        return {
-            "id": span.id,
-            "source": span.source,
-            "path": place["path"],
-            "url": place["url"],
-            "tokens": [span.start, span.stop],
-            "excerpt": tokenizer.decode(store.read(span.tokens, stop).tolist()),
-        }
-
-    return describe
-
-
-def _validator(run: Run, windows: Windows, tokenizer: Tokenizer, horizon: Horizon) -> Callback:
-    """Validation loss and text samples at a few moments of the run, the last step included."""
-    import contextlib
-    import math
-    import time
-
-    import numpy as np
-
-    from lavra.generate.decode import generate_text
-    from lavra.generate.sampling import Sampling
-    from lavra.train.step import validation_loss
-
-    config, decisions = run.recipe.train, run.plan["decisions"]
-    count = min(windows.count, max(1, config.validation_tokens // decisions["seq_len"]))
-    chosen = np.linspace(0, windows.count - 1, count).astype(np.int64)
-    batches = windows.batch(chosen, chosen).split(decisions["micro_batch_size"])
-    bytes_per_token = windows.store.n_bytes / windows.store.n_tokens
-    interval = (horizon.seconds or 0) / config.validations
-    sampling = Sampling(temperature=0.8, top_p=0.95, seed=run.recipe.seed)
-    last = {"step": 0, "time": time.monotonic()}
-
-    def due(facts: StepFacts) -> bool:
-        if facts.last or facts.step == 1:
-            return True
-        if horizon.seconds is not None:
-            return time.monotonic() - last["time"] >= interval
-        return facts.step % max(1, horizon.steps // config.validations) == 0
-
-    def callback(facts: StepFacts) -> None:
-        if not due(facts):
-            return
-        last["time"] = time.monotonic()
-        with facts.ema.applied() if facts.ema is not None else contextlib.nullcontext():
-            loss = validation_loss(facts.model, batches, precision=decisions["precision"])
-            pieces = generate_text(
-                facts.model, tokenizer, "", max_tokens=config.sample_tokens, sampling=sampling
-            )
-            sample = "".join(pieces) if config.sample_tokens else ""
-        facts.metrics[metrics.VALIDATION_LOSS] = loss
-        facts.metrics[metrics.VALIDATION_BPB] = loss / math.log(2) / bytes_per_token
-        facts.sample = sample
-        if config.sample_tokens:
-            text = f"step {facts.step}, validation loss {loss:.3f}\n\n{sample}\n"
-            artifact.write_bytes(run.dir / f"samples/step-{facts.step:08d}.md", text.encode())
-
-    return callback
-
-
-@contextmanager
-def _profiler(run: Run, events: EventLog) -> Iterator[list[Callback]]:
-    """The profiler of the recipe's steps on the first process, in a list; else an empty one."""
-    from lavra.parallel.ranks import Ranks
-    from lavra.train.config import profile_steps
-    from lavra.train.profiling import StepProfiler
-
-    steps = profile_steps(run.recipe.train.profile)
-    if not steps or Ranks.current().rank > 0:
-        yield []
-        return
-    with StepProfiler(steps, run.dir / "profile", events) as profiler:
-        yield [profiler]
-
-
-def _trackers(run: Run, events: EventLog) -> Trackers:
-    """The recipe's trackers; only the first process has any."""
-    from lavra.parallel.ranks import Ranks
-    from lavra.train.trackers import Trackers, sinks
-
-    config = run.recipe.train
-    opened = sinks(
-        config.trackers if Ranks.current().rank == 0 else (),
-        run.dir,
-        fingerprint=artifact.fingerprint(_inputs(run)),
-        settings={"recipe": run.recipe.model_dump(mode="json"), "decisions": run.plan["decisions"]},
-    )
-    return Trackers(opened, log_every=config.log_every, on_event=events)
-
-
-class _Bar:
-    """Progress of training: by steps, or by time while the horizon is open."""
-
-    def __init__(self, horizon: Horizon) -> None:
-        self.horizon = horizon
-        self.context = console.progress("  training", horizon.seconds or horizon.steps)
-        self.done = 0.0
-
-    def __enter__(self) -> _Bar:
-        self.bar = self.context.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
-
-    def __call__(self, facts: StepFacts) -> None:
-        m = facts.metrics
-        now = m["time"] if self.horizon.seconds is not None else float(facts.step)
-        loss = f"step {facts.step} loss {m[metrics.TRAIN_LOSS]:.3f}"
-        if metrics.VALIDATION_LOSS in m:
-            loss += f" val {m[metrics.VALIDATION_LOSS]:.3f} ({m[metrics.VALIDATION_BPB]:.2f} bits/byte)"
-        speed = f"lr {m[metrics.LEARNING_RATE]:.1e} {m[metrics.TOKENS_PER_SECOND]:,.0f} tok/s mfu {m.get(metrics.MFU, 0):.0%}"
-        self.bar.advance(now - self.done, f"{loss} {speed}")
-        self.done = now
 
 
 def _summary(run: Run, state: TrainState) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from lavra import pretrain
+from lavra import watch
 from lavra.errors import PreflightError
 from lavra.metrics import read_jsonl
 from lavra.objective.causal import causal_numerator
@@ -341,7 +341,7 @@ def test_only_the_first_process_tracks(tmp_path, trained, monkeypatch, event_fil
     run = dataclasses.replace(trained, loaded=load_recipe(str(recipe), asked, {}))
     for rank in (1, 0):
         monkeypatch.setattr(Ranks, "current", staticmethod(lambda rank=rank: Ranks(rank, 2)))
-        with pretrain._trackers(run, print) as tracked:
+        with watch.trackers(run, print, "0" * 16) as tracked:
             tracked(StepFacts(1, True, None, metrics={"train/loss": 1.0}, sample=""))
         assert (tmp_path / "run/tensorboard").exists() == (rank == 0)
 
