@@ -161,7 +161,9 @@ def _decide_again(run: Run, effective: Mapping[str, Any], step: int) -> None:
     train, plan = run.recipe.train, run.plan
     decisions = plan["decisions"]
     if "train.learning_rate" in effective:
-        decisions["learning_rate"] = peak_learning_rate(train.learning_rate, decisions["model"]["d_model"])
+        decisions["learning_rate"] = peak_learning_rate(
+            train.learning_rate, decisions["model"]["d_model"], train.optimizer
+        )
     for name in ("precision", "compile"):
         if f"train.{name}" in effective and getattr(train, name) != "auto":
             decisions[name] = getattr(train, name)

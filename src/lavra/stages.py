@@ -107,6 +107,7 @@ def _wishes(recipe: Recipe) -> Wishes:
         batch_tokens=train.batch_tokens,
         micro_batch_size=train.micro_batch_size,
         learning_rate=train.learning_rate,
+        optimizer=train.optimizer,
         precision=train.precision,
         compile=train.compile,
         warmup_fraction=train.warmup_fraction,

@@ -6,13 +6,14 @@ import copy
 import dataclasses
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lavra.errors import PreflightError, UsageError
 from lavra.hardware.probe import Machine
 from lavra.model.config import ModelConfig, ModelShape
+from lavra.optim.config import OptimizerName
 from lavra.plan.estimates import Calibration, Probe, disk_bytes, peak_memory_bytes
 from lavra.plan.solve import MEMORY_SHARE, Situation, Wishes, solve
 from lavra.tokenizer.config import TokenizerConfig
@@ -32,6 +33,13 @@ AUTO = {
         "validation_max_bytes",
         "evaluate_max_bytes",
     )
+}
+
+DEFAULTS = {
+    "optimizer": "adamw",
+    "warmup_fraction": 0.05,
+    "decay_fraction": 0.35,
+    "keep_checkpoints": 2,
 }
 
 
@@ -54,9 +62,7 @@ def situation(
         budget_value=float(value),
         model=ModelConfig(**(model or {})),
         tokenizer=TokenizerConfig(vocab_size=vocab_size),
-        wishes=Wishes(
-            **(AUTO | {"warmup_fraction": 0.05, "decay_fraction": 0.35, "keep_checkpoints": 2} | wishes)
-        ),
+        wishes=Wishes(**(AUTO | DEFAULTS | wishes)),
         text_bytes=text_bytes,
         machine=Machine(2, int(gib * GIB), int(gib * GIB), "cpu", "Linux", compiler),
         calibration=Calibration(
@@ -256,6 +262,17 @@ def test_compiling_follows_the_wish_and_the_machine(compiler: str, wish: str, ex
     plan = solve(situation(time=3600, compiler=compiler, compile=wish))
     assert plan["decisions"]["compile"] == expected
     assert any("compiler" in note for note in plan["notes"]) is (not compiler)
+
+
+def test_the_automatic_rate_is_that_of_the_optimizer_or_the_plan_says_it_is_not() -> None:
+    plans = {name: solve(situation(tokens=1e7, optimizer=name)) for name in get_args(OptimizerName)}
+    rates = {name: plan["decisions"]["learning_rate"] for name, plan in plans.items()}
+    assert rates["lion"] == pytest.approx(rates["adamw"] / 5)
+    warned = {name for name, plan in plans.items() if any("on another scale" in n for n in plan["notes"])}
+    assert warned == {"sgd", "momentum", "nesterov", "adafactor"}
+    given = solve(situation(tokens=1e7, optimizer="sgd", learning_rate=0.5))
+    assert given["decisions"]["learning_rate"] == 0.5
+    assert not any("on another scale" in note for note in given["notes"])
 
 
 def test_compiling_must_earn_itself_back() -> None:

@@ -30,6 +30,12 @@ from lavra.units import format_bytes, format_count, parse_count
 SIZES = [int(10 ** (e / 16)) for e in range(16 * 5 + 4, 16 * 10 + 12)]  # 0.18M to 56B, 15 % apart
 MINIMUM_STEPS = 40
 TOKENS_PER_PARAMETER = 20
+_OWN_SCALE = (
+    "sgd",
+    "momentum",
+    "nesterov",
+    "adafactor",
+)  # optimizers that AdamW's learning rate does not suit
 MEMORY_SHARE = 0.85  # of what is available
 
 
@@ -41,6 +47,7 @@ class Wishes:
     batch_tokens: int | str
     micro_batch_size: int | str
     learning_rate: float | str
+    optimizer: str
     precision: str
     compile: str
     warmup_fraction: float
@@ -280,11 +287,15 @@ def _micro_batch(s: Situation, shape: ModelShape, batch_size: int) -> int:
     return micro
 
 
-def peak_learning_rate(wish: float | str, d_model: int) -> float:
-    """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048)."""
+def peak_learning_rate(wish: float | str, d_model: int, optimizer: str) -> float:
+    """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048).
+
+    That is AdamW's. Lion's signs take a fifth (Chen et al. 2023: 3 to 10 times less).
+    """
     if wish != "auto":
         return float(wish)
-    return float(f"{3e-3 * (256 / d_model) ** 1.2 if d_model > 256 else 3e-3:.2g}")
+    rate = 3e-3 * (256 / d_model) ** 1.2 if d_model > 256 else 3e-3
+    return float(f"{rate / 5 if optimizer == 'lion' else rate:.2g}")
 
 
 def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
@@ -311,7 +322,7 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "batch_tokens": batch_tokens,
             "micro_batch_size": min(c.micro_batch_size, batch_size),
             "gradient_accumulation": math.ceil(batch_size / min(c.micro_batch_size, batch_size)),
-            "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model),
+            "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model, s.wishes.optimizer),
             "warmup_steps": max(1, round(s.wishes.warmup_fraction * steps)),
             "precision": s.calibration.precision if s.wishes.precision == "auto" else s.wishes.precision,
             "compile": c.compile,
@@ -364,6 +375,10 @@ def _notes(c: Candidate, s: Situation, tokens: float) -> list[str]:
         notes.append(
             f"the horizon passes {tokens / available:.0f} times over the text; beyond about 4 epochs repeats teach "
             "little (Muennighoff et al. 2023): add text"
+        )
+    if s.wishes.learning_rate == "auto" and s.wishes.optimizer in _OWN_SCALE:
+        notes.append(
+            f"train.learning_rate auto is AdamW's; {s.wishes.optimizer} steps on another scale: give it a rate"
         )
     if not s.machine.compiler and s.wishes.compile != "off":
         notes.append("no C++ compiler found: torch.compile is off, training runs eagerly")
