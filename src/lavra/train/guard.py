@@ -64,7 +64,7 @@ class Guard:
         limit = trend_limit(self.losses, self.config.loss_sigmas, floor=0.02)
         if loss > limit:
             return Verdict("loss_spike", loss, limit)
-        limit = math.exp(trend_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
+        limit = math.exp(robust_limit(self.log_norms, self.config.grad_sigmas, floor=0.1))
         if grad_norm > limit:
             return Verdict("grad_spike", grad_norm, limit)
         return None
