@@ -447,3 +447,18 @@ def test_a_validation_between_logged_steps_is_written_down(tmp_path, tiny_model,
     run(tiny_model(), sampler, settings(log_every=5), tmp_path, validate)
     records = {r["step"]: r for r in read_jsonl(tmp_path / "metrics.jsonl")}
     assert list(records) == [5, 7, 10, STEPS] and records[7][metrics.VALIDATION_LOSS] == 3.0
+
+
+def test_an_average_asked_for_later_begins_at_the_weights_of_the_checkpoint(
+    tmp_path, tiny_model, sampler, settings
+) -> None:
+    model, horizon = tiny_model(), Horizon(steps=5, decay=1, decided=True)
+    run(model, sampler, settings(schedule="constant"), tmp_path, horizon=horizon)
+    before = weights(model)
+    resumed, horizon = tiny_model(seed=3), Horizon(steps=6, decay=1, decided=True)
+    seen = []
+    config = settings(schedule="constant", ema_decay=0.9)
+    run(resumed, sampler, config, tmp_path, lambda facts: seen.extend(facts.ema.average), horizon=horizon)
+    # The decay of step 5, counted from 0, is at most (1 + 5) / (10 + 5).
+    for average, old, new in zip(seen, before, weights(resumed), strict=True):
+        torch.testing.assert_close(average, old + 0.6 * (new - old))
