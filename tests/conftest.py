@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -121,6 +122,28 @@ def settings() -> Callable[..., Any]:
         return TrainSettings(**(values | overrides))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def stop_at() -> Callable[..., Any]:
+    """`with stop_at(step, number=SIGTERM)`: we send ourselves a signal while the metrics of `step` are written."""
+    import signal
+
+    from lavra import metrics
+
+    @contextlib.contextmanager
+    def stopping(step: int, number: int = signal.SIGTERM) -> Iterator[None]:
+        real = metrics.JsonlWriter.write
+
+        def write(self, record) -> None:
+            if record.get("step") == step and metrics.TRAIN_LOSS in record:
+                os.kill(os.getpid(), number)
+            real(self, record)
+
+        with mock.patch.object(metrics.JsonlWriter, "write", write):
+            yield
+
+    return stopping
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,7 @@ a resume keeps the record.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,17 +157,9 @@ def test_a_nan_in_layer_3_is_found_there_and_its_sample_left_out(
 
 
 def test_a_learning_rate_a_hundred_times_too_high_is_called_so_and_the_right_one_mends_the_run(
-    drill, clean: Run, tmp_path: Path, monkeypatch
+    drill, clean: Run, tmp_path: Path, stop_at
 ) -> None:
-    real = metrics.JsonlWriter.write
-
-    def write(self, record) -> None:
-        if record.get("step") == HARMED and metrics.TRAIN_LOSS in record:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real(self, record)
-
-    with monkeypatch.context() as patched, pytest.raises(RequeueError):
-        patched.setattr(metrics.JsonlWriter, "write", write)
+    with stop_at(HARMED), pytest.raises(RequeueError):
         drill()
     with pytest.raises(DivergedError) as stopped:
         drill("train.learning_rate=0.3")
@@ -180,19 +170,11 @@ def test_a_learning_rate_a_hundred_times_too_high_is_called_so_and_the_right_one
     assert final_loss(run) == pytest.approx(final_loss(clean), rel=0.01)
 
 
-def test_a_resume_after_the_drill_keeps_the_record(drill, clean: Run, tmp_path: Path, monkeypatch) -> None:
+def test_a_resume_after_the_drill_keeps_the_record(drill, clean: Run, tmp_path: Path, stop_at) -> None:
     """Oracle: the drill without a stop."""
     poison(tmp_path / "run", clean, range(HARMED, HARMED + 2))
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
-    real = metrics.JsonlWriter.write
-
-    def write(self, record) -> None:
-        if record.get("step") == HARMED + 10 and metrics.TRAIN_LOSS in record:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real(self, record)
-
-    with monkeypatch.context() as patched, pytest.raises(RequeueError):
-        patched.setattr(metrics.JsonlWriter, "write", write)
+    with stop_at(HARMED + 10), pytest.raises(RequeueError):
         drill()
     stopped = max((tmp_path / "run/checkpoints").glob("step-*/state.json"))
     before = read_json(stopped)["skipped"]

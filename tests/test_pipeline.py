@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import time
@@ -240,21 +239,9 @@ def test_a_criterion_of_a_stage_that_did_not_run_is_not_judged(copied: Path, tra
 # --- interruption -------------------------------------------------------------------------------
 
 
-def stop_at(step: int, number: int, monkeypatch) -> None:
-    """Send ourselves a signal while the metrics of `step` are written."""
-    real = metrics.JsonlWriter.write
-
-    def write(self, record) -> None:
-        if record.get("step") == step and metrics.TRAIN_LOSS in record:
-            os.kill(os.getpid(), number)
-        real(self, record)
-
-    monkeypatch.setattr(metrics.JsonlWriter, "write", write)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_stopped_run_continues_to_the_same_bits(
-    trained: Run, tmp_path: Path, monkeypatch, number: int, code: int
+    trained: Run, tmp_path: Path, stop_at, number: int, code: int
 ) -> None:
     """Oracle: the uninterrupted run of the same plan."""
     run = tmp_path / "run"
@@ -264,8 +251,7 @@ def test_a_stopped_run_continues_to_the_same_bits(
         shutil.copytree(trained.dir / stage, run / stage)
     command = ("run", recipe_of(trained), f"run_dir={run}")
     handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
-    with monkeypatch.context() as patched:
-        stop_at(7, number, patched)
+    with stop_at(7, number):
         assert exit_code(*command) == code
     assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert read_json(run / "STATUS")["state"] == "stopped"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,22 +22,14 @@ STOPPED = 7  # steps of the half-trained run
 
 
 @pytest.fixture(scope="session")
-def half_trained(trained: Run, tmp_path_factory) -> Path:
+def half_trained(trained: Run, tmp_path_factory, stop_at) -> Path:
     """A run directory whose training was stopped after step 7."""
     folder = tmp_path_factory.mktemp("half") / "run"
     folder.mkdir()
     shutil.copy(trained.dir / "plan.json", folder)
     for stage in ("corpus", "tokenizer", "tokens"):
         shutil.copytree(trained.dir / stage, folder / stage)
-    real = metrics.JsonlWriter.write
-
-    def write(self, record) -> None:
-        if record.get("step") == STOPPED and metrics.TRAIN_LOSS in record:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real(self, record)
-
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(RequeueError):
-        patched.setattr(metrics.JsonlWriter, "write", write)
+    with stop_at(STOPPED), pytest.raises(RequeueError):
         run_recipe(load_recipe(str(recipe_of(trained)), [f"run_dir={folder}"], {}))
     return folder
 

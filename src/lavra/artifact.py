@@ -110,6 +110,15 @@ def remove_leftovers(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
+def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file below a folder, by relative path; its markers are not listed."""
+    return {
+        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "blake2b": file_hash(file)}
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in (COMPLETE, IN_PROGRESS)
+    }
+
+
 # --- artifacts ----------------------------------------------------------------------------------
 
 
@@ -227,17 +236,12 @@ def begin(path: Path, kind: str, inputs: Mapping[str, Any], *, continues: str = 
 def finish(path: Path, kind: str, inputs: Mapping[str, Any], summary: Mapping[str, Any]) -> Artifact:
     """Write `COMPLETE` last; from here on the artifact exists."""
     remove_leftovers(path)
-    files = {
-        str(file.relative_to(path)): {"bytes": file.stat().st_size, "blake2b": file_hash(file)}
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name not in (COMPLETE, IN_PROGRESS)
-    }
     record = {
         "kind": kind,
         "fingerprint": fingerprint(inputs),
         "inputs": inputs,
         "summary": summary,
-        "files": files,
+        "files": file_facts(path),
     }
     write_json(path / COMPLETE, record)
     (path / IN_PROGRESS).unlink(missing_ok=True)

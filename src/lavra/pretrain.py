@@ -42,7 +42,7 @@ def pretrain_stage(run: Run) -> Artifact:
         artifact.begin(folder, "pretrain", inputs, continues=continues)
         release_memory()
         keep_freed_memory()
-        state = _train(run)
+        state = _train(run, artifact.fingerprint(inputs))
         return artifact.finish(folder, "pretrain", inputs, _summary(run, state))
 
     return build_or_reuse(run, "pretrain", inputs, build)
@@ -71,7 +71,7 @@ def _inputs(run: Run) -> dict[str, Any]:
     } | ({"changes": changes} if changes else {})
 
 
-def _train(run: Run) -> TrainState:
+def _train(run: Run, fingerprint: str) -> TrainState:
     import torch
 
     from lavra.optim.build import optimizer_groups
@@ -126,7 +126,7 @@ def _train(run: Run) -> TrainState:
         with (
             stop_requests() as stop,
             Bar(horizon) as bar,
-            trackers(run, events, artifact.fingerprint(_inputs(run))) as tracked,
+            trackers(run, events, fingerprint) as tracked,
             profiler(run, events) as profiled,
         ):
             return train(

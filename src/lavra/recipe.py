@@ -197,7 +197,7 @@ class LoadedRecipe:
         """(key, value, origin) of every value, for `lavra config show`."""
         return [
             (key, _shown(value), self.origins.get(tuple(key.split(".")), "default"))
-            for key, value in flatten(self.recipe).items()
+            for key, value in flatten(self.recipe.model_dump(mode="json")).items()
         ]
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lavra import artifact
 from lavra.errors import PreflightError
+from lavra.schema import flatten
 
 if TYPE_CHECKING:
     from lavra.pipeline import Run
@@ -40,6 +41,8 @@ _EFFECTS: dict[str, Effect] = {
     "train.optimizer": "needs a new start",
     "train.init_from": "needs a new start",
 }
+
+_WHOLE = ("tokens.mixture", "tokens.max_epochs")  # settings that are told in one line
 
 # Files behind the settings, by name in the plan's inputs.
 _CONTENTS: dict[str, Effect] = {
@@ -80,7 +83,7 @@ def find_changes(
     old: Mapping[str, Any], new: Mapping[str, Any], plan: Mapping[str, Any], step: int
 ) -> list[Change]:
     """What differs between two recipes, and what that means after `step` steps of `plan`."""
-    before, after = _flat(old), _flat(new)
+    before, after = flatten(old, whole=_WHOLE), flatten(new, whole=_WHOLE)
     paths = [p for p in {**before, **after} if before.get(p) != after.get(p)]
     return [Change(p, before.get(p), after.get(p), *_effect(p, plan, step)) for p in paths]
 
@@ -94,14 +97,6 @@ def _effect(path: str, plan: Mapping[str, Any], step: int) -> tuple[Effect, str]
         return "is ignored", "the decay has begun and fixed the last step"
     parts = path.split(".")
     return next(_EFFECTS[k] for n in range(len(parts), -1, -1) if (k := ".".join(parts[:n])) in _EFFECTS), ""
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping) and value and prefix not in ("tokens.mixture", "tokens.max_epochs"):
-        return {
-            k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}".strip(".")).items()
-        }
-    return {prefix: value}
 
 
 def training_step(run: Run) -> int:
@@ -156,7 +151,7 @@ def _refuse(run: Run, changes: list[Change], step: int) -> None:
 
 def _decide_again(run: Run, effective: Mapping[str, Any], step: int) -> None:
     """Decisions that follow from settings that took effect."""
-    from lavra.plan.solve import peak_learning_rate
+    from lavra.plan.solve import peak_learning_rate, share_of_steps
 
     train, plan = run.recipe.train, run.plan
     decisions = plan["decisions"]
@@ -179,13 +174,15 @@ def _decide_again(run: Run, effective: Mapping[str, Any], step: int) -> None:
     if any(path.startswith("budget.") for path in effective):
         _move_horizon(run, effective, step)
     if "train.warmup_fraction" in effective:
-        decisions["warmup_steps"] = max(1, round(train.warmup_fraction * plan["horizon"]["steps"]))
+        decisions["warmup_steps"] = share_of_steps(train.warmup_fraction, plan["horizon"]["steps"])
     if (horizon := plan["horizon"])["decided"] and plan["budget"]["kind"] != "time":
-        horizon["decay"] = max(1, round(train.decay_fraction * horizon["steps"]))
+        horizon["decay"] = share_of_steps(train.decay_fraction, horizon["steps"])
 
 
 def _move_horizon(run: Run, effective: Mapping[str, Any], step: int) -> None:
     """Another budget: another last step, or for a time budget other seconds."""
+    from lavra.plan.solve import horizon_of
+
     budget, plan = run.recipe.budget, run.plan
     decisions, horizon = plan["decisions"], plan["horizon"]
     if budget.time is not None:
@@ -213,6 +210,4 @@ def _move_horizon(run: Run, effective: Mapping[str, Any], step: int) -> None:
         )
     kind = "tokens" if budget.tokens is not None else "flops"
     plan["budget"] = {"kind": kind, "value": float(getattr(budget, kind))}
-    plan["horizon"] = horizon | {
-        "steps": steps, "tokens": steps * decisions["batch_tokens"], "decided": True, "seconds": None,
-    }  # fmt: skip
+    plan["horizon"] = horizon_of(steps, decisions["batch_tokens"], run.recipe.train.decay_fraction)

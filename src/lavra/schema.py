@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -273,16 +273,16 @@ def _first_model(annotation: Any) -> Any:
     return None
 
 
-def flatten(model: BaseModel) -> dict[str, Any]:
-    """Nested model -> `{"train.steps": 100, ...}` in field order; lists stay whole."""
+def flatten(data: Mapping[str, Any], *, whole: Collection[str] = ()) -> dict[str, Any]:
+    """Nested mapping -> `{"train.steps": 100, ...}` in its order; lists stay whole, as do the mappings named."""
     flat: dict[str, Any] = {}
 
     def walk(value: Any, prefix: str) -> None:
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and prefix not in whole:
             for key, item in value.items():
                 walk(item, f"{prefix}.{key}" if prefix else str(key))
         else:
             flat[prefix] = value
 
-    walk(model.model_dump(mode="json"), "")
+    walk(data, "")
     return flat

@@ -49,13 +49,13 @@ class EventLog:
 def describer(run: Run, sampler: Sampler, tokenizer: Tokenizer) -> Callable[[DocumentSpan], dict[str, Any]]:
     """A document span -> id, source, path, place and excerpt, for events."""
     from lavra.corpus.store import find_document
-    from lavra.tokens.importing import find_origin
+    from lavra.tokens.importing import Origins
 
-    store = sampler.windows.store
+    store, origins = sampler.windows.store, Origins(run.folder("tokens"))
 
     def describe(span: DocumentSpan) -> dict[str, Any]:
         stop = min(span.tokens + EXCERPT_TOKENS, span.tokens + span.stop - span.start)
-        if origin := find_origin(run.folder("tokens"), span.part, span.id):
+        if origin := origins.find(span.part, span.id):
             place = {"path": origin, "url": ""}
         else:
             place = find_document(run.artifacts["corpus"].path, "train", span.part, span.id)
@@ -86,7 +86,7 @@ def validator(run: Run, windows: Windows, tokenizer: Tokenizer, horizon: Horizon
     bytes_per_token = windows.store.n_bytes / windows.store.n_tokens
     interval = (horizon.seconds or 0) / config.validations
     sampling = Sampling(temperature=0.8, top_p=0.95, seed=run.recipe.seed)
-    last = {"step": 0, "time": time.monotonic()}
+    last = {"time": time.monotonic()}
 
     def due(facts: StepFacts) -> bool:
         if facts.last or facts.step == 1:

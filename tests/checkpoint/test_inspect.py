@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lavra.artifact import read_json
-from lavra.checkpoint.inspect import average_weights, damages, tensors_of
-from lavra.checkpoint.store import latest_checkpoint, save_checkpoint, take_snapshot
+from lavra.checkpoint.inspect import average_weights, tensors_of
+from lavra.checkpoint.store import damages, latest_checkpoint, save_checkpoint, take_snapshot
 from lavra.cli.main import main
 from lavra.errors import PreflightError
 from lavra.optim.build import OptimizerSettings, build_optimizer

@@ -19,7 +19,7 @@ from lavra.tokenizer.bpe import Tokenizer, train_bpe
 from lavra.tokens import importing
 from lavra.tokens.build import build_tokens, open_store
 from lavra.tokens.config import TokenSource
-from lavra.tokens.importing import Import, find_origin, held_out_documents, vocabulary_of
+from lavra.tokens.importing import Import, Origins, held_out_documents, vocabulary_of
 from lavra.tokens.pretokenized import TokenFile, cut_into_parts, scan_token_sources
 from lavra.tokens.store import token_dtype
 
@@ -382,13 +382,14 @@ def test_a_document_is_found_again_by_file_and_number(tmp_path, build, tokenizer
     write_megatron(tmp_path / "web", [[[]], *([tokenizer.encode(t)] for t in texts)])
     with mock.patch.object(importing, "PART_TOKENS", 100):
         built = build(TokenSource(path=str(tmp_path / "web")))
+    origins = Origins(built.path)
     place = {content_id(text)[0].hex(): f"{tmp_path}/web.bin#{i + 1}" for i, text in enumerate(texts)}
     for split in ("train", "validation"):
         store = open_store(built.path, split, tokenizer)
         for i in range(store.n_documents):
             identity = store.document_id(i)
-            assert find_origin(built.path, store.part_of(i), identity) == place[identity]
-    assert find_origin(built.path, 99_999, "0" * 32) == ""
+            assert origins.find(store.part_of(i), identity) == place[identity]
+    assert origins.find(99_999, "0" * 32) == ""
     rows = list(held_out_documents(built.path, tokenizer))
     assert len(rows) == built.summary["validation_documents"]
     for row in rows:

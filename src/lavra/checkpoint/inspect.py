@@ -1,4 +1,4 @@
-"""Look at checkpoints: whole or damaged, what they hold, and their average."""
+"""Look at checkpoints: the tensors they hold, and the average of several."""
 
 from __future__ import annotations
 
@@ -9,33 +9,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lavra import artifact
-from lavra.checkpoint.store import MODEL, checkpoint_step, weights_file
+from lavra.checkpoint.store import MODEL, Snapshot, checkpoint_step, save_checkpoint, weights_file
 from lavra.errors import PreflightError
-
-
-def damages(checkpoint: Path) -> list[str]:
-    """What is wrong with a checkpoint, file by file, against the sizes and hashes recorded when it was written."""
-    marker = checkpoint / artifact.COMPLETE
-    if not marker.exists():
-        return ["never finished: no COMPLETE marker"]
-    try:
-        files = artifact.read_json(marker)["files"]
-    except (PreflightError, KeyError) as error:
-        return [f"its COMPLETE marker cannot be read: {error}"]
-    found = []
-    for name, facts in files.items():
-        file = checkpoint / name
-        if not file.exists():
-            found.append(f"{name} is missing")
-        elif file.stat().st_size != facts["bytes"]:
-            found.append(f"{name} has {file.stat().st_size} bytes, {facts['bytes']} were written")
-        elif artifact.file_hash(file) != facts["blake2b"]:
-            found.append(f"{name} has other content than was written")
-    return found
 
 
 @dataclass(frozen=True)
@@ -77,8 +56,7 @@ def average_weights(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         raise PreflightError("an average needs two checkpoints or more", hint="train.keep_every keeps more")
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
-        with safe_open(checkpoint / weights_file(checkpoint), framework="pt") as opened:
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        weights = load_file(checkpoint / weights_file(checkpoint))
         shapes = {name: t.shape for name, t in weights.items()}
         if total and shapes != {name: t.shape for name, t in total.items()}:
             raise PreflightError(f"{checkpoint} holds another model than {checkpoints[0]}")
@@ -98,23 +76,16 @@ def write_averaged_run(run_dir: Path, checkpoints: Sequence[Path], out: Path) ->
     if not (run_dir / "plan.json").exists():
         raise PreflightError(f"no run at {run_dir.resolve()}", hint="name a run directory")
     weights = average_weights(checkpoints)
-    newest = checkpoints[-1]
+    step = checkpoint_step(checkpoints[-1])
     building = out.with_name(f".{out.name}{artifact.TEMPORARY}")
     shutil.rmtree(building, ignore_errors=True)
-    folder = building / "checkpoints" / newest.name
-    folder.mkdir(parents=True)
-    artifact.write_bytes(folder / MODEL, save(weights))
-    artifact.write_json(folder / "averaged.json", {"checkpoints": [str(c) for c in checkpoints]})
+    state = {"step": step, "averaged": [str(c) for c in checkpoints]}
+    saved = save_checkpoint(building / "checkpoints", step, Snapshot({MODEL: weights}, state))
     for name in ("plan.json", "recipe.resolved.yaml", "tokenizer"):
         source = run_dir / name
         if source.is_dir():
             shutil.copytree(source, building / name)
         elif source.exists():
             shutil.copy(source, building / name)
-    files = {
-        p.name: {"bytes": p.stat().st_size, "blake2b": artifact.file_hash(p)}
-        for p in sorted(folder.iterdir())
-    }
-    artifact.write_json(folder / artifact.COMPLETE, {"step": checkpoint_step(newest), "files": files})
     building.rename(out)
-    return out / "checkpoints" / newest.name
+    return out / "checkpoints" / saved.name

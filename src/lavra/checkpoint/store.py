@@ -84,11 +84,8 @@ def save_checkpoint(folder: Path, step: int, snapshot: Snapshot) -> Path:
         for name, tensors in snapshot.files.items():
             artifact.write_bytes(building / name, save(tensors))
         artifact.write_json(building / "state.json", snapshot.state)
-        files = {
-            p.name: {"bytes": p.stat().st_size, "blake2b": artifact.file_hash(p)}
-            for p in sorted(building.iterdir())
-        }
-        artifact.write_json(building / _MARKER, {"step": step, "files": files})
+        record = {"step": step, "files": artifact.file_facts(building)}
+        artifact.write_json(building / _MARKER, record)
         if final.exists():  # a folder cannot be replaced in one act
             os.replace(final, folder / f".{final.name}{_REPLACED}")
         os.replace(building, final)
@@ -188,19 +185,38 @@ def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
 
 
+def damages(checkpoint: Path) -> list[str]:
+    """What is wrong with a checkpoint, file by file, against the sizes and hashes recorded when it was written."""
+    marker = checkpoint / _MARKER
+    if not marker.exists():
+        return ["never finished: no COMPLETE marker"]
+    try:
+        files = artifact.read_json(marker)["files"]
+    except (PreflightError, KeyError) as error:
+        return [f"its COMPLETE marker cannot be read: {error}"]
+    found = []
+    for name, facts in files.items():
+        file = checkpoint / name
+        if not file.exists():
+            found.append(f"{name} is missing")
+        elif file.stat().st_size != facts["bytes"]:
+            found.append(f"{name} has {file.stat().st_size} bytes, {facts['bytes']} were written")
+        elif artifact.file_hash(file) != facts["blake2b"]:
+            found.append(f"{name} has other content than was written")
+    return found
+
+
 def load_state(checkpoint: Path) -> dict[str, Any]:
     """The JSON state of a checkpoint, after checking that every file has its recorded hash.
 
     Raises:
         PreflightError: a file is missing or damaged.
     """
-    for name, facts in artifact.read_json(checkpoint / _MARKER)["files"].items():
-        file = checkpoint / name
-        if not file.exists() or artifact.file_hash(file) != facts["blake2b"]:
-            raise PreflightError(
-                f"checkpoint file {file} is damaged or missing",
-                hint=f"delete {checkpoint} to fall back on the one before",
-            )
+    if problems := damages(checkpoint):
+        raise PreflightError(
+            f"files of {checkpoint} are damaged or missing: {problems[0]}",
+            hint=f"delete {checkpoint} to fall back on the one before",
+        )
     return artifact.read_json(checkpoint / "state.json")
 
 

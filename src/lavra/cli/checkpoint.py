@@ -90,7 +90,7 @@ def _list(args) -> None:
 
 
 def _verify(args) -> int:
-    from lavra.checkpoint.inspect import damages
+    from lavra.checkpoint.store import damages
     from lavra.errors import ExitCode
 
     damaged = 0

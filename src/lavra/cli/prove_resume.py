@@ -48,12 +48,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{args.steps} steps are too few for {args.kills} kills", hint="at least 3 for each part"
         )
-    loaded = load(args)
-    folder = loaded.run_dir.with_name(loaded.run_dir.name + ".proof")
+    run_dir = load(args).run_dir
+    folder = run_dir.with_name(run_dir.name + ".proof")
     whole, resumed = folder / "whole", folder / "resumed"
-    arguments = {d: _command(args, d, every) for d in (whole, resumed)}
-    _prepare(folder, loaded, arguments[whole], args.steps)
+    overrides = {d: [*args.overrides, *_overrides(d, every)] for d in (whole, resumed)}
+    _prepare(folder, load(args, overrides[whole]), args.steps)
     shutil.copytree(whole, resumed)
+    recipe = [args.recipe] if args.recipe else []
+    arguments = {d: ["pretrain", *recipe, *overrides[d]] for d in (whole, resumed)}
     # Past the checkpoint, so that steps are done twice.
     kills = [every * n + 1 + n % 2 for n in range(1, args.kills + 1)]
     proof = prove(whole, resumed, arguments, steps=args.steps, kills=kills)
@@ -66,25 +68,21 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _command(args: argparse.Namespace, run_dir: Path, every: int) -> list[str]:
+def _overrides(run_dir: Path, every: int) -> list[str]:
+    """Checkpoints at known steps and at no others."""
     import json
 
-    recipe = [args.recipe] if args.recipe else []
-    proof = [
-        f"run_dir={json.dumps(str(run_dir))}",
-        f"train.keep_every={every}",
-        "train.checkpoint_every=1000h",
-    ]
-    return ["pretrain", *recipe, *args.overrides, *proof]
+    where = f"run_dir={json.dumps(str(run_dir))}"
+    return [where, f"train.keep_every={every}", "train.checkpoint_every=1000h"]
 
 
-def _prepare(folder: Path, loaded: LoadedRecipe, command: list[str], steps: int) -> None:
+def _prepare(folder: Path, loaded: LoadedRecipe, steps: int) -> None:
     """Everything before training, and a plan that ends after `steps`."""
     import shutil
 
     from lavra import artifact
     from lavra.errors import PreflightError
-    from lavra.recipe import load_recipe
+    from lavra.plan.solve import horizon_of, share_of_steps
     from lavra.stages import run_recipe
 
     if folder.exists():
@@ -93,17 +91,10 @@ def _prepare(folder: Path, loaded: LoadedRecipe, command: list[str], steps: int)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     artifact.write_json(folder / MARKER, {"unfinished": True})
-    recipe, overrides = ("", command[1:]) if "=" in command[1] else (command[1], command[2:])
-    run = run_recipe(load_recipe(recipe, overrides), until="tokens")
+    run = run_recipe(loaded, until="tokens")
     decisions, train = run.plan["decisions"], run.recipe.train
-    decisions["warmup_steps"] = max(1, round(train.warmup_fraction * steps))
-    run.plan["horizon"] = {
-        "steps": steps,
-        "decay": max(1, round(train.decay_fraction * steps)),
-        "tokens": steps * decisions["batch_tokens"],
-        "decided": True,
-        "seconds": None,
-    }
+    decisions["warmup_steps"] = share_of_steps(train.warmup_fraction, steps)
+    run.plan["horizon"] = horizon_of(steps, decisions["batch_tokens"], train.decay_fraction)
     artifact.write_json(run.dir / "plan.json", run.plan)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,16 +35,20 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress, only results and errors")
 
 
-def load(args: argparse.Namespace) -> LoadedRecipe:
-    """The recipe named by `args`; a first argument with `=` is an override, not a recipe."""
+def load(args: argparse.Namespace, overrides: Sequence[str] | None = None) -> LoadedRecipe:
+    """The recipe named by `args`; a first argument with `=` is an override, not a recipe.
+
+    Args:
+        overrides: instead of those of `args`.
+    """
     from lavra.console import set_quiet
     from lavra.recipe import load_recipe
 
     set_quiet(getattr(args, "quiet", False))
-    name, overrides = args.recipe, list(args.overrides)
+    name, settings = args.recipe, list(args.overrides if overrides is None else overrides)
     if "=" in name:
-        name, overrides = "", [name, *overrides]
-    return load_recipe(name, overrides)
+        name, settings = "", [name, *settings]
+    return load_recipe(name, settings)
 
 
 def run_until(args: argparse.Namespace, stage: str, *, from_stage: str = "") -> Run:

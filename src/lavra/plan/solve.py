@@ -298,6 +298,22 @@ def peak_learning_rate(wish: float | str, d_model: int, optimizer: str) -> float
     return float(f"{rate / 5 if optimizer == 'lion' else rate:.2g}")
 
 
+def share_of_steps(fraction: float, steps: int) -> int:
+    """Optimizer steps of a warm-up or a decay, at least one."""
+    return max(1, round(fraction * steps))
+
+
+def horizon_of(steps: int, batch_tokens: int, decay_fraction: float) -> dict[str, Any]:
+    """The plan's horizon that ends after `steps`, whatever the time."""
+    return {
+        "steps": steps,
+        "decay": share_of_steps(decay_fraction, steps),
+        "tokens": steps * batch_tokens,
+        "decided": True,
+        "seconds": None,
+    }
+
+
 def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
     batch_size = _batch_size(s, c.shape, c.tokens)
     batch_tokens = batch_size * c.shape.seq_len
@@ -323,7 +339,7 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "micro_batch_size": min(c.micro_batch_size, batch_size),
             "gradient_accumulation": math.ceil(batch_size / min(c.micro_batch_size, batch_size)),
             "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model, s.wishes.optimizer),
-            "warmup_steps": max(1, round(s.wishes.warmup_fraction * steps)),
+            "warmup_steps": share_of_steps(s.wishes.warmup_fraction, steps),
             "precision": s.calibration.precision if s.wishes.precision == "auto" else s.wishes.precision,
             "compile": c.compile,
             "device": s.calibration.device,
@@ -331,13 +347,8 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "validation_max_bytes": validation,
             "evaluate_max_bytes": c.evaluate_bytes,
         },
-        "horizon": {
-            "steps": steps,
-            "decay": max(1, round(s.wishes.decay_fraction * steps)),
-            "tokens": tokens,
-            "decided": s.budget_kind != "time",
-            "seconds": None,
-        },
+        "horizon": horizon_of(steps, batch_tokens, s.wishes.decay_fraction)
+        | {"decided": s.budget_kind != "time"},
         "budget": {"kind": s.budget_kind, "value": s.budget_value},
         "predictions": {
             "parameters": c.shape.parameter_count(),

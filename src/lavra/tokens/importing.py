@@ -219,15 +219,25 @@ def _write_origins(out: Path, reads: Sequence[_Read], groups: Records, documents
     return dict(sources)
 
 
-def find_origin(folder: Path, part: int, identity: str) -> str:
-    """`PATH#NUMBER` of an imported document, numbers from 0; "" where the part is none of an import."""
-    origin = artifact.read_json(folder / ORIGINS)["parts"] if (folder / ORIGINS).exists() else {}
-    if str(part) not in origin:
-        return ""
-    records = read_records(_records_path(folder, part))
-    high, low = int(identity[:16], 16), int(identity[16:], 16)
-    position = int(np.argmax((records["hash_high"] == high) & (records["hash_low"] == low)))
-    return f"{origin[str(part)]['path']}#{origin[str(part)]['first_document'] + position}"
+class Origins:
+    """Which document of which file an imported one is; the records of the part asked for last are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parts = artifact.read_json(folder / ORIGINS)["parts"] if (folder / ORIGINS).exists() else {}
+        self._part = -1
+        self._records: Records
+
+    def find(self, part: int, identity: str) -> str:
+        """`PATH#NUMBER` of a document, numbers from 0; "" where the part is none of an import."""
+        if str(part) not in self._parts:
+            return ""
+        if part != self._part:
+            self._part, self._records = part, read_records(_records_path(self.folder, part))
+        origin, records = self._parts[str(part)], self._records
+        high, low = int(identity[:16], 16), int(identity[16:], 16)
+        position = int(np.argmax((records["hash_high"] == high) & (records["hash_low"] == low)))
+        return f"{origin['path']}#{origin['first_document'] + position}"
 
 
 def held_out_documents(folder: Path, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
@@ -235,9 +245,10 @@ def held_out_documents(folder: Path, tokenizer: Tokenizer) -> Iterator[dict[str,
     if not (folder / ORIGINS).exists():
         return
     store = TokenStore(folder, "validation", end_id=tokenizer.end_id, dtype=token_dtype(tokenizer.vocab_size))
+    origins = Origins(folder)
     for index in range(store.n_documents):
         identity = store.document_id(index)
-        if path := find_origin(folder, store.part_of(index), identity):
+        if path := origins.find(store.part_of(index), identity):
             text = tokenizer.decode(store.document(index)[:-1].tolist())
             row = {"id": identity, "text": text, "path": path, "key": "", "kind": PROSE, "file_type": ".bin"}
             yield row | {"bytes": len(text.encode())}

@@ -94,7 +94,7 @@ def _map_tokens(path: Path, dtype: np.dtype) -> NDArray:
 
 
 class TokenStore:
-    """Read-only view of one split: `n_tokens` tokens of `n_documents` documents (`n_bytes` of text), source by source.
+    """Read-only view of one split: `n_tokens` tokens of `n_documents` documents, source after source.
 
     Attributes:
         sources: names of the sources, in the order of the stream.
@@ -128,7 +128,6 @@ class TokenStore:
         self._first_document = np.cumsum([0, *map(len, self._documents)])  # [shards + 1]
         self.n_tokens = int(self._offsets[-1])
         self.n_documents = len(self.starts)
-        self.n_bytes = sum(int(d["bytes"].sum()) for d in self._documents)
         owners = np.searchsorted(self.sources, [shard["source"] for shard in listed])
         sizes = np.bincount(owners, lengths, len(self.sources)).astype(np.int64)
         self.source_offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)])
@@ -161,6 +160,11 @@ class TokenStore:
         if start < stop:
             self.read_pieces(out, np.array([0]), np.array([start]), np.array([stop]))
         return out
+
+    @property
+    def n_bytes(self) -> int:
+        """UTF-8 bytes of all documents; read from the whole index."""
+        return sum(int(d["bytes"].sum()) for d in self._documents)
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Stream offsets `[start, stop)` of document `index`, end token included."""

@@ -21,7 +21,7 @@ from lavra.model.decoder import Decoder
 from lavra.objective.causal import causal_normalizer, causal_numerator
 from lavra.parallel.ranks import ALONE, Ranks
 from lavra.tokens.sampler import DocumentSpan, Sampler
-from lavra.train.guard import NORMAL
+from lavra.train.guard import robust_deviation
 from lavra.train.precision import autocast
 
 Cause = Literal["data", "weights", "unclear"]
@@ -95,7 +95,7 @@ def _outliers(losses: list[float], usual: float | None) -> int:
         return bad
     middle = statistics.median(finite) if usual is None else usual
     below = [middle - x for x in finite if x <= middle]
-    spread = NORMAL * statistics.median(below) if below else 0.0
+    spread = robust_deviation(below) if below else 0.0
     return sum(x > middle + _STANDS_OUT * max(spread, 0.05) for x in finite)
 
 

@@ -18,7 +18,7 @@ from lavra.train.config import GuardConfig
 Kind = Literal["non_finite", "loss_spike", "grad_spike"]
 
 CHUNK = 32  # accepted steps whose trend does not matter
-NORMAL = 1.4826  # MAD x this = standard deviation of a normal distribution
+_NORMAL = 1.4826  # MAD x this = standard deviation of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,15 @@ def trend_limit(values: Sequence[float], sigmas: float, *, floor: float) -> floa
     ends = range(len(values), CHUNK // 2 - 1, -CHUNK)  # a chunk of less than half its length is left out
     chunks = [values[max(0, end - CHUNK) : end] for end in ends] or [values]
     residuals = [x - middle for chunk in chunks for middle in [statistics.median(chunk)] for x in chunk]
-    spread = NORMAL * statistics.median(abs(x) for x in residuals)
-    return statistics.median(chunks[0]) + sigmas * max(spread, floor)
+    return statistics.median(chunks[0]) + sigmas * max(robust_deviation(residuals), floor)
 
 
 def robust_limit(values: Sequence[float], sigmas: float, *, floor: float) -> float:
     """Median + sigmas x robust standard deviation, the latter at least `floor` (flat values forbid nothing)."""
     middle = statistics.median(values)
-    spread = NORMAL * statistics.median(abs(x - middle) for x in values)
-    return middle + sigmas * max(spread, floor)
+    return middle + sigmas * max(robust_deviation([x - middle for x in values]), floor)
+
+
+def robust_deviation(residuals: Sequence[float]) -> float:
+    """Standard deviation of normal residuals, from their median size: few large ones do not move it."""
+    return _NORMAL * statistics.median(abs(x) for x in residuals)

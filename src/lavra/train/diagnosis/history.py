@@ -14,7 +14,7 @@ from typing import Any
 
 from lavra import metrics as m
 from lavra.metrics import number
-from lavra.train.guard import robust_limit
+from lavra.train.guard import robust_deviation
 
 Point = tuple[int, float]  # step, value
 REJECTIONS = ("non_finite", "loss_spike", "grad_spike")  # kinds of events
@@ -68,8 +68,15 @@ class History:
 
     def series(self, name: str) -> list[Point]:
         """A metric by step; `layers/blocks.3/grad_norm` is one of a layer. Only finite values."""
-        found = ((step, number(look_up(record, name))) for step, record in self._ordered)
-        return [(step, value) for step, value in found if value is not None]
+        if name not in self._series:
+            found = ((step, number(look_up(record, name))) for step, record in self._ordered)
+            self._series[name] = [(step, value) for step, value in found if value is not None]
+        return self._series[name]
+
+    @cached_property
+    def _series(self) -> dict[str, list[Point]]:
+        """Those read so far: causes ask for the same ones."""
+        return {}
 
     def blocks(self, value: str) -> dict[str, list[Point]]:
         """A statistic of every block by name, `blocks.0` first; empty where none was recorded."""
@@ -146,7 +153,8 @@ def rises(points: Sequence[Point]) -> list[Rise]:
         return []
     rest = [value - level for (_, value), level in zip(points, smooth, strict=True)]
     quarter = -(-len(rest) // 4)  # losses scatter more the further a model is; the noisiest quarter counts
-    noise = max(_spread(rest[i : i + quarter]) for i in range(0, len(rest), quarter))
+    parts = [rest[i : i + quarter] for i in range(0, len(rest), quarter)]
+    noise = max(robust_deviation([v - statistics.median(part) for v in part]) for part in parts)
     # A median of n normal values scatters 1.2533 / sqrt(n) times as much as they do.
     least = max(_SMALLEST_RISE, _RISE_SIGMAS * 1.2533 * noise / math.sqrt(width))
     found: list[Rise] = []
@@ -160,11 +168,6 @@ def rises(points: Sequence[Point]) -> list[Rise]:
             top = place
             up = level - smooth[best] > least
     return [*found, _rise(points, smooth, best, top, None)] if up else found
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Robust standard deviation."""
-    return robust_limit(values, 1.0, floor=0.0) - statistics.median(values)
 
 
 def _rise(points: Sequence[Point], smooth: Sequence[float], best: int, top: int, end: int | None) -> Rise:
