@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 
-# Settings that change what training computes; the others (checkpoints, logging) do not rebuild anything.
+# Decisions and settings that change what training computes; the others (checkpoints, logging) do not rebuild anything.
+_DECISIONS = ("model", "batch_size", "optimizer", "learning_rate", "warmup_steps", "precision", "compile")
 _OPTIMIZATION = {
-    "batch_ramp", "optimizer", "schedule", "decay_fraction", "cycle", "lr_floor", "weight_decay", "betas", "momentum",
+    "batch_ramp", "schedule", "decay_fraction", "cycle", "lr_floor", "weight_decay", "betas", "momentum",
     "clip", "grad_clip", "ema_decay", "recompute", "guard",
 }  # fmt: skip
 
@@ -63,10 +64,7 @@ def _inputs(run: Run) -> dict[str, Any]:
         "horizon": "by wall time"
         if recipe.budget.time is not None
         else {k: horizon[k] for k in ("steps", "decay")},
-        "decisions": {
-            k: decisions[k]
-            for k in ("model", "batch_size", "learning_rate", "warmup_steps", "precision", "compile")
-        },
+        "decisions": {k: decisions[k] for k in _DECISIONS},
         "optimization": recipe.train.model_dump(mode="json", include=_OPTIMIZATION),
     } | ({"changes": changes} if changes else {})
 
@@ -168,7 +166,7 @@ def _settings(run: Run, *, background_checkpoints: bool) -> TrainSettings:
         ),
         micro_batch_size=decisions["micro_batch_size"],
         optimizer=OptimizerSettings(
-            name=config.optimizer,
+            name=decisions["optimizer"],
             learning_rate=decisions["learning_rate"],
             weight_decay=config.weight_decay,
             betas=config.betas,

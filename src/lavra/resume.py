@@ -85,10 +85,12 @@ def find_changes(
     """What differs between two recipes, and what that means after `step` steps of `plan`."""
     before, after = flatten(old, whole=_WHOLE), flatten(new, whole=_WHOLE)
     paths = [p for p in {**before, **after} if before.get(p) != after.get(p)]
-    return [Change(p, before.get(p), after.get(p), *_effect(p, plan, step)) for p in paths]
+    return [Change(p, before.get(p), after.get(p), *_effect(p, after.get(p), plan, step)) for p in paths]
 
 
-def _effect(path: str, plan: Mapping[str, Any], step: int) -> tuple[Effect, str]:
+def _effect(path: str, value: Any, plan: Mapping[str, Any], step: int) -> tuple[Effect, str]:
+    if path == "train.optimizer" and value in ("auto", plan["decisions"]["optimizer"]):
+        return "is ignored", "the plan has chosen"
     horizon = plan["horizon"]
     by_time_decided = plan["budget"]["kind"] == "time" and horizon["decided"]
     if path == "train.warmup_fraction" and step >= plan["decisions"]["warmup_steps"]:
@@ -157,7 +159,7 @@ def _decide_again(run: Run, effective: Mapping[str, Any], step: int) -> None:
     decisions = plan["decisions"]
     if "train.learning_rate" in effective:
         decisions["learning_rate"] = peak_learning_rate(
-            train.learning_rate, decisions["model"]["d_model"], train.optimizer
+            train.learning_rate, decisions["model"]["d_model"], decisions["optimizer"]
         )
     for name in ("precision", "compile"):
         if f"train.{name}" in effective and getattr(train, name) != "auto":

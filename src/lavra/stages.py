@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lavra.tokens.config import TokenSource
     from lavra.tokens.pretokenized import TokenFile
 
-PLAN_FORMAT, CORPUS_FORMAT = 2, 1
+PLAN_FORMAT, CORPUS_FORMAT = 3, 1
 
 
 # --- plan ---------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def plan_summary(plan: dict[str, Any]) -> str:
         f"  model    {format_count(p['parameters'])} parameters: {shape['n_layers']} layers, width {shape['d_model']}, "
         f"{shape['n_heads']} heads, vocabulary {shape['vocab_size']}, context {shape['seq_len']}",
         f"  train    {format_count(h['tokens'])} tokens in {h['steps']} steps of {d['batch_tokens']} "
-        f"({d['gradient_accumulation']} x {d['micro_batch_size']} sequences), lr {d['learning_rate']:g}, "
+        f"({d['gradient_accumulation']} x {d['micro_batch_size']} sequences), {d['optimizer']}, lr {d['learning_rate']:g}, "
         f"{d['precision']}, {'eager' if d['compile'] == 'off' else 'compiled ' + d['compile']}, {d['device']}",
         f"  expect   {format_seconds(p['wall_seconds'])}, {p['tokens_per_second']:,.0f} tokens/s, "
         f"{format_bytes(p['peak_memory_bytes'])} memory, {format_bytes(p['disk_bytes'])} disk, "

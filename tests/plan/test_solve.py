@@ -36,7 +36,7 @@ AUTO = {
 }
 
 DEFAULTS = {
-    "optimizer": "adamw",
+    "optimizer": "auto",
     "warmup_fraction": 0.05,
     "decay_fraction": 0.35,
     "keep_checkpoints": 2,
@@ -153,17 +153,22 @@ def test_a_token_budget_takes_the_largest_model_up_to_the_optimum_that_fits() ->
 
 
 def test_weights_gradients_moments_are_in_the_memory_and_checkpoints_on_the_disk() -> None:
-    plan = solve(situation(tokens=1e8, gib=64, model={"size": 10**8}))
+    plan = solve(situation(tokens=1e8, gib=64, model={"size": 10**8}, optimizer="adamw"))
     d, p = plan["decisions"], plan["predictions"]
     assert p["peak_memory_bytes"] > GIB // 2 + 16 * d["parameters"]
     assert p["disk_bytes"] > 2 * 12 * d["parameters"]
     shape = ModelShape(**d["model"])
     bound = situation(tokens=1).calibration
-    one, two = (peak_memory_bytes(shape, n, compiled=False, calibration=bound) for n in (1, 2))
-    four = peak_memory_bytes(shape, 4, compiled=False, calibration=bound)
-    assert four - two == pytest.approx(2 * (two - one), abs=4)  # linear in the micro-batch
-    assert peak_memory_bytes(shape, 4, compiled=True, calibration=bound) < four
-    assert disk_bytes(shape, 0, 0, keep=3) - disk_bytes(shape, 0, 0, keep=2) == 12 * shape.parameter_count()
+
+    def memory(micro: int, *, optimizer: OptimizerName = "adamw", compiled: bool = False) -> int:
+        return peak_memory_bytes(shape, micro, optimizer=optimizer, compiled=compiled, calibration=bound)
+
+    assert memory(4) - memory(2) == pytest.approx(2 * (memory(2) - memory(1)), abs=4)  # linear
+    assert memory(4, compiled=True) < memory(4)
+    assert memory(4) - memory(4, optimizer="sgd") == 8 * shape.parameter_count()
+    for optimizer, count in (("adamw", 12), ("lion", 8)):
+        two, three = (disk_bytes(shape, 0, 0, optimizer=optimizer, keep=n) for n in (2, 3))
+        assert three - two == count * shape.parameter_count()
 
 
 def test_windows_and_soft_caps_spare_memory_and_windows_flops() -> None:
@@ -172,7 +177,10 @@ def test_windows_and_soft_caps_spare_memory_and_windows_flops() -> None:
         ModelShape(**solve(situation(tokens=1e7, seq_len=1024, model=limits))["decisions"]["model"])
         for limits in ({}, {"attention_window": 64}, {"attention_soft_cap": 50.0})
     )
-    memory = [peak_memory_bytes(s, 8, compiled=False, calibration=bound) for s in (plain, windowed, capped)]
+    memory = [
+        peak_memory_bytes(s, 8, optimizer="adamw", compiled=False, calibration=bound)
+        for s in (plain, windowed, capped)
+    ]
     assert memory[0] > memory[1] > memory[2]  # probabilities kept: causal, in a window, none
     assert windowed.flops_per_token() < plain.flops_per_token() == capped.flops_per_token()
 
@@ -273,6 +281,21 @@ def test_the_automatic_rate_is_that_of_the_optimizer_or_the_plan_says_it_is_not(
     given = solve(situation(tokens=1e7, optimizer="sgd", learning_rate=0.5))
     assert given["decisions"]["learning_rate"] == 0.5
     assert not any("on another scale" in note for note in given["notes"])
+
+
+def test_muon_is_chosen_where_its_step_is_cheap_and_its_cost_is_predicted() -> None:
+    shape = {"d_model": 512, "n_layers": 8}
+    rates = {}
+    for batch_tokens, expected in ((2048, "adamw"), (65536, "muon")):
+        for wish in ("auto", "muon", "adamw"):
+            plan = solve(situation(tokens=1e8, model=shape, batch_tokens=batch_tokens, optimizer=wish))
+            assert plan["decisions"]["optimizer"] == (expected if wish == "auto" else wish)
+            rates[batch_tokens, wish] = plan["predictions"]["tokens_per_second"]
+    # About 5 d_model / batch_tokens of the blocks' own 6 FLOPs a parameter and token (square matrices: 30 R^3 / 6 R^2).
+    for batch_tokens in (2048, 65536):
+        slower = rates[batch_tokens, "adamw"] / rates[batch_tokens, "muon"] - 1
+        assert slower == pytest.approx(5 * 512 / batch_tokens, rel=0.3)
+    assert rates[65536, "auto"] == rates[65536, "muon"] and rates[2048, "auto"] == rates[2048, "adamw"]
 
 
 def test_compiling_must_earn_itself_back() -> None:

@@ -73,17 +73,22 @@ class ModelShape(Config):
         """Width of one attention head."""
         return self.d_model // self.n_heads
 
+    def block_matrices(self) -> list[tuple[int, int]]:
+        """Rows and columns of each matrix of one block: query, key, value, output, gate, up, down."""
+        kv = self.n_kv_heads * self.head_dim
+        d, ff = self.d_model, self.d_ff
+        return [(d, d), (kv, d), (kv, d), (d, d), (ff, d), (ff, d), (d, ff)]
+
     def parameter_count(self) -> int:
         """Exact number of trainable parameters."""
         embeddings = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
-        attention = 2 * self.d_model**2 + 2 * self.d_model * self.n_kv_heads * self.head_dim
-        block = attention + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        block = sum(r * c for r, c in self.block_matrices()) + 2 * self.d_model
         return embeddings + self.n_layers * block + self.d_model
 
     def matmul_parameter_count(self) -> int:
         """Parameters that multiply every token: blocks and output head, no norms, no input embedding."""
-        attention = 2 * self.d_model**2 + 2 * self.d_model * self.n_kv_heads * self.head_dim
-        return self.n_layers * (attention + 3 * self.d_model * self.d_ff) + self.vocab_size * self.d_model
+        block = sum(r * c for r, c in self.block_matrices())
+        return self.n_layers * block + self.vocab_size * self.d_model
 
     def flops_per_token(self, seq_len: int | None = None) -> float:
         """Training FLOPs a token: 6 x matmul parameters + causal attention 6 L d s, or 6 L d w (2 - w / s) in a window w.

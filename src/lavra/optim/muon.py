@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from lavra.optim.cost import GRAM_RATIO, NEWTON_SCHULZ_STEPS
 from lavra.optim.slots import zeros_at_first
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # (a, b, c) of Jordan 2024: steepest at 0, ends near [0.7, 1.2]
-STEPS = 5
 _SMALLEST_NORM = 1e-7
-# C/R from which the Gram form needs fewer operations: 4 C/R + 34 against 20 C/R + 10, in units of R^3.
-_GRAM_RATIO = 1.5
 # Elements of one stack: on a CPU what its caches hold, elsewhere a bound on the memory that a step takes.
 _STACK_ON_CPU, _STACK_ELSEWHERE = 1 << 18, 1 << 26
 
@@ -117,12 +115,12 @@ def orthogonalize(x: Tensor) -> Tensor:
     end. In bf16 the Gram matrix would lose the small singular values, whose squares it holds.
     """
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_(min=_SMALLEST_NORM)
-    if x.dtype == torch.float32 and x.shape[2] >= _GRAM_RATIO * x.shape[1]:
+    if x.dtype == torch.float32 and x.shape[2] >= GRAM_RATIO * x.shape[1]:
         return torch.bmm(_product_of_steps(torch.bmm(x, x.mT)), x)
     a, b, c = NEWTON_SCHULZ
     other, gram = torch.empty_like(x), x.new_empty(*x.shape[:2], x.shape[1])
     polynomial = torch.empty_like(gram)
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         torch.bmm(x, x.mT, out=gram)
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
         torch.baddbmm(x, polynomial, x, beta=a, out=other)
@@ -134,11 +132,11 @@ def _product_of_steps(gram: Tensor) -> Tensor:
     """`[N, R, R]` of X X^T -> the matrix that five steps multiply X by."""
     a, b, c = NEWTON_SCHULZ
     product = None
-    for step in range(STEPS):
+    for step in range(NEWTON_SCHULZ_STEPS):
         factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         factor.diagonal(dim1=1, dim2=2).add_(a)
         product = factor if product is None else torch.bmm(factor, product)
-        if step < STEPS - 1:
+        if step < NEWTON_SCHULZ_STEPS - 1:
             gram = torch.bmm(torch.bmm(factor, gram), factor)  # of X after this step
     assert product is not None
     return product

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lavra.model.config import ModelShape
+from lavra.optim.config import OptimizerName
+from lavra.optim.cost import state_count
 
 BYTES_PER_TOKEN = 3.4  # before the tokenizer exists: vocabulary 4096 on English and code
 CORPUS_BYTES_PER_SECOND_CORE = 6e6
@@ -66,8 +68,13 @@ class Calibration:
         return self.gemm_gflops[self.precision] * 1e9
 
 
-def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, compile: str) -> float:
-    """Throughput: FLOP/s interpolated between the probes in log width, held flat outside them."""
+def training_tokens_per_second(
+    shape: ModelShape, calibration: Calibration, *, compile: str, optimizer_flops_per_token: float = 0.0
+) -> float:
+    """Throughput: FLOP/s interpolated between the probes in log width, held flat outside them.
+
+    The probes hold AdamW's step; `optimizer_flops_per_token` is what another one multiplies besides.
+    """
     probes = calibration.probes
     achieved = [p.flops_per_token * p.tokens_per_second for p in probes]
     width = math.log(shape.d_model)
@@ -82,18 +89,24 @@ def training_tokens_per_second(shape: ModelShape, calibration: Calibration, *, c
         flops = achieved[right - 1] + share * (achieved[right] - achieved[right - 1])
     share = {"off": 0.0, "blocks": BLOCKS_GAIN_SHARE, "model": 1.0}[compile]
     gain = 1 + share * (calibration.compile_gain - 1)
-    return flops * gain / shape.flops_per_token()
+    return 1 / (shape.flops_per_token() / (flops * gain) + optimizer_flops_per_token / flops)
 
 
 def peak_memory_bytes(
-    shape: ModelShape, micro_batch_size: int, *, compiled: bool, calibration: Calibration
+    shape: ModelShape,
+    micro_batch_size: int,
+    *,
+    optimizer: OptimizerName,
+    compiled: bool,
+    calibration: Calibration,
 ) -> int:
     """Steady-state memory of the training process: base, work space, states of the weights, activations.
 
-    16 bytes a parameter hold weight, gradient and AdamW's moments; the work space was measured (docs/lab-log.md).
+    A parameter has its weight, its gradient and what the optimizer keeps, 4 bytes each; the work space was
+    measured (docs/lab-log.md).
     """
     element = 4 if calibration.precision == "fp32" else 2
-    states = (16 + WORKSPACE_BYTES_PER_PARAMETER) * shape.parameter_count()
+    states = (8 + WORKSPACE_BYTES_PER_PARAMETER) * shape.parameter_count() + 4 * state_count(shape, optimizer)
     activations = activation_bytes(shape, micro_batch_size, element, compiled=compiled)
     workspace = WORKSPACE_BYTES + (COMPILE_BYTES if compiled else 0)
     return int(calibration.base_bytes + workspace + states + activations)
@@ -119,13 +132,15 @@ def activation_bytes(shape: ModelShape, micro_batch_size: int, element: int, *, 
     return tokens * kept * element * (0.8 if compiled else 1.0)
 
 
-def disk_bytes(shape: ModelShape, corpus_bytes: int, ready_tokens: int, *, keep: int) -> int:
+def disk_bytes(
+    shape: ModelShape, corpus_bytes: int, ready_tokens: int, *, optimizer: OptimizerName, keep: int
+) -> int:
     """Corpus (compressed, with its intermediate copy), tokens (2 or 4 bytes), checkpoints kept plus one."""
     token = 2 if shape.vocab_size <= 1 << 16 else 4
     return int(
         corpus_bytes * 0.8
         + (corpus_bytes / BYTES_PER_TOKEN + ready_tokens) * token
-        + (keep + 1) * 12 * shape.parameter_count()
+        + (keep + 1) * 4 * (shape.parameter_count() + state_count(shape, optimizer))
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lavra.errors import PreflightError
 from lavra.hardware.probe import Machine
 from lavra.laws.loss import predict_bits_per_byte
 from lavra.model.config import ModelConfig, ModelShape, shape_for
+from lavra.optim.config import OptimizerName
+from lavra.optim.cost import step_flops
 from lavra.plan.estimates import (
     BYTES_PER_TOKEN,
     COMPILE_SECONDS,
@@ -30,12 +32,10 @@ from lavra.units import format_bytes, format_count, parse_count
 SIZES = [int(10 ** (e / 16)) for e in range(16 * 5 + 4, 16 * 10 + 12)]  # 0.18M to 56B, 15 % apart
 MINIMUM_STEPS = 40
 TOKENS_PER_PARAMETER = 20
-_OWN_SCALE = (
-    "sgd",
-    "momentum",
-    "nesterov",
-    "adafactor",
-)  # optimizers that AdamW's learning rate does not suit
+# Optimizers that AdamW's learning rate does not suit.
+_OWN_SCALE = ("sgd", "momentum", "nesterov", "adafactor")
+# `auto` is Muon up to this share of the model's own FLOPs: it needs about half of AdamW's tokens (docs/lab-log.md).
+MUON_SHARE = 0.5
 MEMORY_SHARE = 0.85  # of what is available
 
 
@@ -47,7 +47,7 @@ class Wishes:
     batch_tokens: int | str
     micro_batch_size: int | str
     learning_rate: float | str
-    optimizer: str
+    optimizer: OptimizerName | Literal["auto"]
     precision: str
     compile: str
     warmup_fraction: float
@@ -83,20 +83,36 @@ class Situation:
 
 
 @dataclass(frozen=True)
+class Spending:
+    """What a budget buys at some throughput.
+
+    Attributes:
+        tokens: of training.
+        train_seconds: compilation and training.
+        stages: seconds of the other stages.
+        evaluate_bytes: text that evaluation scores.
+    """
+
+    tokens: float
+    train_seconds: float
+    stages: dict[str, float]
+    evaluate_bytes: int
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One affordable model with what it would reach."""
 
     shape: ModelShape
-    tokens: float
+    spending: Spending
+    optimizer: OptimizerName
     tokens_per_second: float
     compile: str
-    train_seconds: float
-    stages: dict[str, float]
     bits_per_byte: float
     basis: str
+    batch_size: int
     micro_batch_size: int
     memory_bytes: int
-    evaluate_bytes: int
 
 
 def solve(situation: Situation) -> dict[str, Any]:
@@ -132,6 +148,21 @@ def _candidate(s: Situation, size: int) -> Candidate:
     vocab_size = _vocab_size(s, size)
     shape = s.inherited or shape_for(s.model, size, vocab_size=vocab_size, seq_len=seq_len)
     compile_, rate = _compile_and_rate(s, shape)
+    batch_size = _batch_size(s, shape, _spend(s, shape, compile_, rate).tokens)
+    optimizer, optimizer_flops = _optimizer(s, shape, batch_size * shape.seq_len)
+    rate = training_tokens_per_second(
+        shape, s.calibration, compile=compile_, optimizer_flops_per_token=optimizer_flops
+    )
+    spending = _spend(s, shape, compile_, rate)
+    bits, basis = predict_bits_per_byte(shape.parameter_count(), max(spending.tokens, 1.0))
+    micro = _micro_batch(s, shape, batch_size, optimizer)
+    memory = peak_memory_bytes(
+        shape, micro, optimizer=optimizer, compiled=compile_ != "off", calibration=s.calibration
+    )
+    return Candidate(shape, spending, optimizer, rate, compile_, bits, basis, batch_size, micro, memory)
+
+
+def _spend(s: Situation, shape: ModelShape, compile_: str, rate: float) -> Spending:
     evaluate_bytes = _evaluate_bytes(s, rate)
     corpus_bytes = min(_corpus_bytes(s, rate), s.text_bytes)
     stages = stage_seconds(
@@ -143,31 +174,30 @@ def _candidate(s: Situation, size: int) -> Candidate:
         cores=s.machine.cores,
     )
     if s.budget_kind == "time":
-        train_seconds = s.budget_value - s.elapsed - sum(stages.values())
-        usable = train_seconds - COMPILE_SECONDS[compile_]
-        tokens = max(usable, 0.0) * rate
-    else:
-        tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
-        train_seconds = tokens / rate + COMPILE_SECONDS[compile_]
-    bits, basis = predict_bits_per_byte(shape.parameter_count(), max(tokens, 1.0))
-    micro = _micro_batch(s, shape, _batch_size(s, shape, tokens))
-    return Candidate(
-        shape,
-        tokens,
-        rate,
-        compile_,
-        train_seconds,
-        stages,
-        bits,
-        basis,
-        micro,
-        peak_memory_bytes(shape, micro, compiled=compile_ != "off", calibration=s.calibration),
-        evaluate_bytes,
-    )
+        seconds = s.budget_value - s.elapsed - sum(stages.values())
+        tokens = max(seconds - COMPILE_SECONDS[compile_], 0.0) * rate
+        return Spending(tokens, seconds, stages, evaluate_bytes)
+    tokens = _budget_tokens(s, shape)
+    return Spending(tokens, tokens / rate + COMPILE_SECONDS[compile_], stages, evaluate_bytes)
+
+
+def _budget_tokens(s: Situation, shape: ModelShape) -> float:
+    """Of a budget in tokens or FLOPs."""
+    return s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
+
+
+def _optimizer(s: Situation, shape: ModelShape, batch_tokens: int) -> tuple[OptimizerName, float]:
+    """The wish, or for `auto` Muon where its step is cheap; and its FLOPs a token of training."""
+    gram = s.calibration.device == "cpu"
+    wish = s.wishes.optimizer
+    if wish != "auto":
+        return wish, step_flops(shape, wish, gram=gram) / batch_tokens
+    flops = step_flops(shape, "muon", gram=gram) / batch_tokens
+    return ("muon", flops) if flops <= MUON_SHARE * shape.flops_per_token() else ("adamw", 0.0)
 
 
 def _fits(c: Candidate, s: Situation) -> bool:
-    in_time = c.tokens >= MINIMUM_STEPS * c.shape.seq_len or s.budget_kind != "time"
+    in_time = c.spending.tokens >= MINIMUM_STEPS * c.shape.seq_len or s.budget_kind != "time"
     return in_time and _fits_memory(c, s)
 
 
@@ -184,15 +214,15 @@ def _refuse(candidates: list[Candidate], s: Situation) -> None:
             if largest
             else "no size fits like this: lower tokens.seq_len, train.micro_batch_size, tokenizer.vocab_size, d_model",
         )
-    cheapest = min(candidates, key=lambda c: sum(c.stages.values()))
+    cheapest = min(candidates, key=lambda c: sum(c.spending.stages.values()))
     need = (
         s.elapsed
-        + sum(cheapest.stages.values())
+        + sum(cheapest.spending.stages.values())
         + COMPILE_SECONDS[cheapest.compile]
         + MINIMUM_STEPS * cheapest.shape.seq_len / cheapest.tokens_per_second
     )
     raise PreflightError(
-        f"a budget of {s.budget_value:.0f}s leaves {cheapest.train_seconds:.0f}s to train after the other stages",
+        f"a budget of {s.budget_value:.0f}s leaves {cheapest.spending.train_seconds:.0f}s to train after the other stages",
         where="plan",
         hint=f"give it about budget.time={math.ceil(need * 1.5)}s, or lower corpus.max_bytes",
     )
@@ -236,7 +266,7 @@ def _compile_and_rate(s: Situation, shape: ModelShape) -> tuple[str, float]:
         if s.budget_kind == "time":
             seconds = s.budget_value - s.elapsed
             return rates[how] * max(0.0, 1 - COMPILE_SECONDS[how] / max(seconds, 1e-9))
-        tokens = s.budget_value if s.budget_kind == "tokens" else s.budget_value / shape.flops_per_token()
+        tokens = _budget_tokens(s, shape)
         return tokens / (tokens / rates[how] + COMPILE_SECONDS[how])
 
     best = choices[0]
@@ -273,14 +303,14 @@ def _batch_size(s: Situation, shape: ModelShape, tokens: float) -> int:
     return max(1, 1 << round(math.log2(max(wanted / shape.seq_len, 1))))
 
 
-def _micro_batch(s: Situation, shape: ModelShape, batch_size: int) -> int:
+def _micro_batch(s: Situation, shape: ModelShape, batch_size: int, optimizer: OptimizerName) -> int:
     """Largest power of two that fits in memory, no more tokens than the kernels profit from."""
     if s.wishes.micro_batch_size != "auto":
         return min(int(s.wishes.micro_batch_size), batch_size)
     useful = max(1, (4096 if s.calibration.device == "cpu" else 65536) // shape.seq_len)
     micro = min(batch_size, 1 << (useful.bit_length() - 1))
     while micro > 1 and (
-        peak_memory_bytes(shape, micro, compiled=False, calibration=s.calibration)
+        peak_memory_bytes(shape, micro, optimizer=optimizer, compiled=False, calibration=s.calibration)
         > MEMORY_SHARE * s.machine.available_bytes
     ):
         micro //= 2
@@ -315,17 +345,17 @@ def horizon_of(steps: int, batch_tokens: int, decay_fraction: float) -> dict[str
 
 
 def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
-    batch_size = _batch_size(s, c.shape, c.tokens)
-    batch_tokens = batch_size * c.shape.seq_len
-    steps = max(MINIMUM_STEPS if s.budget_kind == "time" else 1, math.ceil(c.tokens / batch_tokens))
+    spending = c.spending
+    batch_tokens = c.batch_size * c.shape.seq_len
+    steps = max(MINIMUM_STEPS if s.budget_kind == "time" else 1, math.ceil(spending.tokens / batch_tokens))
     tokens = steps * batch_tokens
     validation = (
-        int(c.evaluate_bytes * 1.25)
+        int(spending.evaluate_bytes * 1.25)
         if s.wishes.validation_max_bytes == "auto"
         else int(s.wishes.validation_max_bytes)
     )
     corpus = min(_corpus_bytes(s, c.tokens_per_second), 1 << 62)
-    stages = {**c.stages, "pretrain": c.train_seconds}
+    stages = {**spending.stages, "pretrain": spending.train_seconds}
     stages = {"plan": s.elapsed, **stages}
     nats = c.bits_per_byte * math.log(2) * BYTES_PER_TOKEN
     return {
@@ -334,18 +364,19 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "parameters": c.shape.parameter_count(),
             "vocab_size": c.shape.vocab_size,
             "seq_len": c.shape.seq_len,
-            "batch_size": batch_size,
+            "batch_size": c.batch_size,
             "batch_tokens": batch_tokens,
-            "micro_batch_size": min(c.micro_batch_size, batch_size),
-            "gradient_accumulation": math.ceil(batch_size / min(c.micro_batch_size, batch_size)),
-            "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model, s.wishes.optimizer),
+            "micro_batch_size": c.micro_batch_size,
+            "gradient_accumulation": math.ceil(c.batch_size / c.micro_batch_size),
+            "optimizer": c.optimizer,
+            "learning_rate": peak_learning_rate(s.wishes.learning_rate, c.shape.d_model, c.optimizer),
             "warmup_steps": share_of_steps(s.wishes.warmup_fraction, steps),
             "precision": s.calibration.precision if s.wishes.precision == "auto" else s.wishes.precision,
             "compile": c.compile,
             "device": s.calibration.device,
             "corpus_max_bytes": corpus if corpus < s.text_bytes else None,
             "validation_max_bytes": validation,
-            "evaluate_max_bytes": c.evaluate_bytes,
+            "evaluate_max_bytes": spending.evaluate_bytes,
         },
         "horizon": horizon_of(steps, batch_tokens, s.wishes.decay_fraction)
         | {"decided": s.budget_kind != "time"},
@@ -355,7 +386,11 @@ def _plan(c: Candidate, s: Situation) -> dict[str, Any]:
             "flops": c.shape.flops_per_token() * tokens,
             "peak_memory_bytes": c.memory_bytes,
             "disk_bytes": disk_bytes(
-                c.shape, min(corpus, s.text_bytes), s.ready_tokens, keep=s.wishes.keep_checkpoints
+                c.shape,
+                min(corpus, s.text_bytes),
+                s.ready_tokens,
+                optimizer=c.optimizer,
+                keep=s.wishes.keep_checkpoints,
             ),
             "tokens_per_second": round(c.tokens_per_second, 1),
             "wall_seconds": sum(stages.values()),
@@ -387,9 +422,9 @@ def _notes(c: Candidate, s: Situation, tokens: float) -> list[str]:
             f"the horizon passes {tokens / available:.0f} times over the text; beyond about 4 epochs repeats teach "
             "little (Muennighoff et al. 2023): add text"
         )
-    if s.wishes.learning_rate == "auto" and s.wishes.optimizer in _OWN_SCALE:
+    if s.wishes.learning_rate == "auto" and c.optimizer in _OWN_SCALE:
         notes.append(
-            f"train.learning_rate auto is AdamW's; {s.wishes.optimizer} steps on another scale: give it a rate"
+            f"train.learning_rate auto is AdamW's; {c.optimizer} steps on another scale: give it a rate"
         )
     if not s.machine.compiler and s.wishes.compile != "off":
         notes.append("no C++ compiler found: torch.compile is off, training runs eagerly")

@@ -93,11 +93,14 @@ class TrainConfig(Config):
         default="auto",
         description="Sequences a forward pass; `auto`: what fits and is fast; halves when memory runs out",
     )
-    optimizer: OptimizerName = Field(
-        default="adamw",
-        description="muon: orthogonalised matrices, AdamW for the rest; adamw8bit needs bitsandbytes",
+    optimizer: OptimizerName | Literal["auto"] = Field(
+        default="auto",
+        description="muon: orthogonalised matrices, AdamW for the rest; adamw8bit needs bitsandbytes; `auto`: muon, or "
+        "adamw where muon's step would cost more than half of the model's own work",
     )
-    learning_rate: AutoFloat = Field(default="auto", description="Peak learning rate; `auto`: by width")
+    learning_rate: AutoFloat = Field(
+        default="auto", description="Peak learning rate; `auto`: by width and optimizer"
+    )
     schedule: Schedule = Field(
         default="wsd",
         description="Warm-up, then: constant and a linear (wsd) or 1-sqrt (wsd_sqrt) decay at the end; or one of the "
