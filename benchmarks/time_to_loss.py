@@ -7,13 +7,15 @@ Everything but optimizer, schedule and learning rate is the same: text, tokenize
 The baseline trains its whole horizon with each of five learning rates; the best mean over the seeds sets the loss to
 reach. lavra then trains shorter horizons, each with its own decay, as a user who wants that loss would; the ratio is the
 time of the shortest whose mean loss is not above the baseline's, over the baseline's time. Training time is that of
-metrics.jsonl (compilation and validation in it); runs take turns, so that a machine that slows down slows both.
+metrics.jsonl (compilation and validation in it); runs take turns, so that a machine that slows down slows both. A run
+that the guard stops has reached no loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lavra import metrics
+from lavra.errors import DivergedError
 
 RECIPE = """\
 name: base
@@ -45,7 +48,7 @@ BASELINE = ["train.optimizer=adamw", "train.schedule=cosine", "train.lr_floor=0.
 
 @dataclass(frozen=True)
 class Result:
-    """One training: its last validation loss (nats a token) and seconds."""
+    """One training: its last validation loss (nats a token; infinite if it diverged) and seconds."""
 
     loss: float
     seconds: float
@@ -57,7 +60,8 @@ class Bench:
     def __init__(self, folder: Path, recipe: str) -> None:
         self.folder, self.recipe = folder, folder / "recipe.yaml"
         self.recipe.write_text(recipe)
-        self._lavra("tokens", f"run_dir={folder}/base", "budget.tokens=1M")
+        if self._lavra("tokens", f"run_dir={folder}/base", "budget.tokens=1M"):
+            sys.exit("the text could not be prepared")
 
     def train(self, tokens: int, seed: int, overrides: list[str]) -> Result:
         """Train once and forget all but the result."""
@@ -66,13 +70,19 @@ class Bench:
         run_dir.mkdir()
         for stage in ("corpus", "tokenizer", "tokens"):
             shutil.copytree(self.folder / "base" / stage, run_dir / stage)
-        self._lavra("pretrain", f"run_dir={run_dir}", f"budget.tokens={tokens}", f"seed={seed}", *overrides)
+        code = self._lavra(
+            "pretrain", f"run_dir={run_dir}", f"budget.tokens={tokens}", f"seed={seed}", *overrides
+        )
         last = list(metrics.read_jsonl(run_dir / "metrics.jsonl"))[-1]
+        if code == DivergedError.exit_code:
+            return Result(math.inf, last["time"])
+        if code:
+            sys.exit(f"lavra pretrain ended with {code}")
         return Result(last[metrics.VALIDATION_LOSS], last["time"])
 
-    def _lavra(self, verb: str, *overrides: str) -> None:
+    def _lavra(self, verb: str, *overrides: str) -> int:
         command = [sys.executable, "-m", "lavra", verb, str(self.recipe), *overrides, "--quiet"]
-        subprocess.run(command, check=True)
+        return subprocess.run(command).returncode
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ def test_a_step_and_its_state_cost_what_a_real_one_does(name: OptimizerName, tin
         parameter.grad = torch.randn_like(parameter)
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
-    rank_one = 4 * shape.parameter_count() if name == "adafactor" else 0  # its second moments, element-wise work
+    rank_one = (
+        4 * shape.parameter_count() if name == "adafactor" else 0
+    )  # its second moments, element-wise work
     assert counter.get_total_flops() == pytest.approx(step_flops(shape, name, gram=True), abs=rank_one)
     kept = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values()) / 4
     # Adafactor's rows and columns, step counters, and 8-bit tables and small tensors kept whole.

@@ -318,14 +318,17 @@ def _micro_batch(s: Situation, shape: ModelShape, batch_size: int, optimizer: Op
 
 
 def peak_learning_rate(wish: float | str, d_model: int, optimizer: str) -> float:
-    """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (7e-4 at 768, 3e-4 at 2048).
+    """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (8e-4 at 768, 2.5e-4 at 2048).
 
-    That is AdamW's. Lion's signs take a fifth (Chen et al. 2023: 3 to 10 times less).
+    That is AdamW's. Lion's signs take a fifth (Chen et al. 2023: 3 to 10 times less). Muon's matrices take
+    more the narrower they are: 2.2e-2 at width 64, 1.3e-2 at 128 (docs/lab-log.md), falling like width^-0.75
+    up to 256 and from there as AdamW's.
     """
     if wish != "auto":
         return float(wish)
-    rate = 3e-3 * (256 / d_model) ** 1.2 if d_model > 256 else 3e-3
-    return float(f"{rate / 5 if optimizer == 'lion' else rate:.2g}")
+    wide = max(1.0, d_model / 256) ** -1.2
+    rate = 1.3e-2 * (128 / min(d_model, 256)) ** 0.75 if optimizer == "muon" else 3e-3
+    return float(f"{rate * wide / (5 if optimizer == 'lion' else 1):.2g}")
 
 
 def share_of_steps(fraction: float, steps: int) -> int:
