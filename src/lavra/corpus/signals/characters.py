@@ -30,6 +30,7 @@ CONTROL = 128  # category Cc but tab, newline, form feed and escape
 MARK = 256  # combining marks
 ASCII_LETTER = 512
 ALPHANUMERIC = 1024  # str.isalnum
+CLASS_SETS = 2048
 
 _BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _SYMBOLS = string.punctuation + "«´»–—’“”„…∶━►、。〈〉《》「」【】！％（），．１：；？～"

@@ -1,10 +1,12 @@
 """Kernels that find what a text repeats: equal lines, most frequent and repeated n-grams of words.
 
 Texts are compared by 64-bit hashes: two different ones are equal with a probability of about 1e-19. Hash tables
-are arrays with open addressing; a slot belongs to the current use when it holds its stamp, so nothing is cleared.
+are arrays with open addressing, cut from one long array and cleared for each use.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,22 +17,33 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _JOIN = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
+_NOT_FREE = np.uint64(1 << 63)
 
 
 @kernel
 def mix(value: int) -> int:
-    """Spread the bits of a polynomial hash, so that its low bits choose a slot well."""
+    """Spread the bits of a polynomial hash, so that its low bits choose a slot well; never 0."""
     value ^= value >> _SHIFT
     value *= _JOIN
-    return value ^ (value >> _SHIFT)
+    return (value ^ (value >> _SHIFT)) | _NOT_FREE
 
 
 @kernel
-def slot_of(key: int, keys: Table, stamps: Table, stamp: int) -> int:
-    """Where a key is, or the free slot where it belongs; the length of `keys` is a power of two."""
-    mask = keys.shape[0] - 1
+def cleared(keys: Table, count: int) -> Table:
+    """An empty hash table for `count` keys at the front of `keys`: at most half full, a power of two long."""
+    size = 4
+    while size < 2 * count:
+        size *= 2
+    keys[:size] = 0
+    return keys[:size]
+
+
+@kernel
+def slot_of(key: int, table: Table) -> int:
+    """Where a key is, or the free slot where it belongs; a free slot holds 0, which no text's hash is."""
+    mask = table.shape[0] - 1
     slot = np.int64(key & np.uint64(mask))
-    while stamps[slot] == stamp and keys[slot] != key:
+    while table[slot] != 0 and table[slot] != key:
         slot = (slot + 1) & mask
     return slot
 
@@ -46,36 +59,49 @@ def hash_span(codes: Table, start: int, stop: int) -> int:
 
 @kernel
 def duplicates(
-    codes: Table, starts: Table, stops: Table, count: int, keys: Table, stamps: Table, counts: Table, stamp: int
+    codes: Table, starts: Table, stops: Table, count: int, keys: Table, counts: Table
 ) -> tuple[int, int, int, int]:
     """Equal spans of a text: how many are second or later, their characters, how many have an equal, theirs."""
     second = second_characters = repeated = repeated_characters = 0
+    if count < 2:
+        return 0, 0, 0, 0
+    table = cleared(keys, count)
     for i in range(count):
         key, size = hash_span(codes, starts[i], stops[i]), stops[i] - starts[i]
-        slot = slot_of(key, keys, stamps, stamp)
-        if stamps[slot] == stamp:
-            second += 1
-            second_characters += size
-            first = counts[slot] == 1
-            counts[slot] = 2
-            repeated += 2 if first else 1
-            repeated_characters += 2 * size if first else size
-        else:
-            stamps[slot], keys[slot], counts[slot] = stamp, key, 1
+        slot = slot_of(key, table)
+        if table[slot] == 0:
+            table[slot], counts[slot] = key, 1
+            continue
+        second += 1
+        second_characters += size
+        repeated += 2 if counts[slot] == 1 else 1
+        repeated_characters += 2 * size if counts[slot] == 1 else size
+        counts[slot] = 2
     return second, second_characters, repeated, repeated_characters
+
+
+class Ngrams(NamedTuple):
+    """Prefix sums over the words of a text, [count + 1], from which the hash of any n-gram follows in constant time.
+
+    Attributes:
+        sums: of words one after the other, or of their characters without gaps.
+        power, inverse: the base to the number of characters and its inverse; one entry where words stay apart.
+        sizes: characters.
+        count: words.
+    """
+
+    sums: Table
+    power: Table
+    inverse: Table
+    sizes: Table
+    count: int
 
 
 @kernel
 def word_hashes(
     codes: Table, starts: Table, stops: Table, count: int, sequence: Table, run: Table, power: Table, inverse: Table, sizes: Table
 ) -> None:
-    """Prefix sums [count + 1] from which the hash of any n words follows in constant time.
-
-    Args:
-        sequence: of words one after the other, so that where one ends counts.
-        run: of their characters without gaps, with `power` and `inverse`, the base to their number and its inverse.
-        sizes: characters.
-    """
+    """Fill the arrays of two `Ngrams`: `sequence` keeps words apart, in `run` "ab c" is "a bc"."""
     sequence[0], run[0], power[0], inverse[0], sizes[0] = 0, 0, 1, 1, 0
     for w in range(count):
         value, p, q = np.uint64(0), np.uint64(1), np.uint64(1)
@@ -91,6 +117,15 @@ def word_hashes(
 
 
 @kernel
+def _ngram(hashes: Ngrams, i: int, n: int) -> int:
+    """Hash of the n words from word i on."""
+    sums = hashes.sums
+    if hashes.power.shape[0] > 1:
+        return mix(sums[i + n] - sums[i] * (hashes.power[i + n] * hashes.inverse[i]))
+    return mix(sums[i + n] - sums[i] * _join_power(n))
+
+
+@kernel
 def _join_power(n: int) -> int:
     value = np.uint64(1)
     for _ in range(n):
@@ -99,81 +134,81 @@ def _join_power(n: int) -> int:
 
 
 @kernel
-def top_ngram(
-    sequence: Table, sizes: Table, count: int, n: int, keys: Table, stamps: Table, counts: Table, firsts: Table, stamp: int
-) -> tuple[int, int, int]:
-    """The most frequent n-gram of words: occurrences, characters of the first and of the longest of equals.
+def count_ngrams(
+    hashes: Ngrams, n: int, repeats: Table, known: bool, keys: Table, counts: Table, slots: Table
+) -> None:
+    """Count the n-grams of a text, and mark those that occur more than once.
 
     Args:
-        firsts: scratch, where the n-gram of a slot was seen first.
+        repeats: result, [count + 1]; on entry, if `known`, those of n - 1: an n-gram that holds another cannot repeat.
+        counts, slots: result: an n-gram that repeats, at i, occurs `counts[slots[i]]` times.
     """
-    most = longest = 0
-    first = np.int64(0)
-    power = _join_power(n)
-    for i in range(count - n + 1):
-        key = mix(sequence[i + n] - sequence[i] * power)
-        slot = slot_of(key, keys, stamps, stamp)
-        if stamps[slot] != stamp:
-            stamps[slot], keys[slot], counts[slot], firsts[slot] = stamp, key, 0, i
-        counts[slot] += 1
-        size = sizes[i + n] - sizes[i]
-        if counts[slot] > most:
-            most, first, longest = counts[slot], firsts[slot], size
-        elif counts[slot] == most:
-            first, longest = min(first, firsts[slot]), max(longest, size)
-    return most, (sizes[first + n] - sizes[first] if most else 0), longest
+    last = hashes.count - n + 1
+    candidates = 0
+    for i in range(last):
+        repeats[i] = not known or (repeats[i] and repeats[i + 1])
+        candidates += repeats[i]
+    repeats[max(last, 0) : hashes.count + 1] = False
+    table = cleared(keys, candidates)
+    for i in range(last):
+        if repeats[i]:
+            key = _ngram(hashes, i, n)
+            slot = slot_of(key, table)
+            if table[slot] == 0:
+                table[slot], counts[slot] = key, 0
+            counts[slot] += 1
+            slots[i] = slot
+    for i in range(last):
+        if repeats[i]:
+            repeats[i] = counts[slots[i]] > 1
 
 
 @kernel
-def skipped_ngrams(
-    run: Table, power: Table, inverse: Table, sizes: Table, count: int, n: int, keys: Table, stamps: Table, stamp: int
-) -> int:
-    """Characters of n-grams seen before, from left to right, going on after each (datatrove's reading of Gopher).
+def top_ngram(hashes: Ngrams, n: int, repeats: Table, counts: Table, slots: Table) -> tuple[int, int, int]:
+    """The most frequent n-gram of words: occurrences, characters of the first and of the longest of equals.
 
-    Where words end does not count ("ab c" is "a bc").
+    Args:
+        repeats, counts, slots: of `count_ngrams`.
     """
-    characters = i = 0
-    while i < count - n + 1:
-        key = mix(run[i + n] - run[i] * power[i + n] * inverse[i])
-        slot = slot_of(key, keys, stamps, stamp)
-        if stamps[slot] == stamp:
-            characters += sizes[i + n] - sizes[i]
-            i += n
-        else:
-            stamps[slot], keys[slot] = stamp, key
-            i += 1
+    sizes = hashes.sizes
+    most = first = longest = 0
+    for i in range(hashes.count - n + 1):
+        times = counts[slots[i]] if repeats[i] else 1
+        if times > most:
+            most, first, longest = times, sizes[i + n] - sizes[i], 0
+        if times == most:
+            longest = max(longest, sizes[i + n] - sizes[i])
+    return most, first, longest
+
+
+@kernel
+def repeated_characters(sizes: Table, count: int, n: int, repeats: Table) -> int:
+    """Characters of all words that lie in some n-gram that occurs more than once (DCLM's and RedPajama's reading)."""
+    characters = covered = 0  # words before `covered` are counted
+    for i in range(count - n + 1):
+        if repeats[i]:
+            characters += sizes[i + n] - sizes[max(i, covered)]
+            covered = i + n
     return characters
 
 
 @kernel
-def repeated_ngrams(
-    sequence: Table, sizes: Table, count: int, n: int, keys: Table, stamps: Table, counts: Table, stamp: int, repeats: Table, known: bool
-) -> int:
-    """Characters of all words that lie in some n-gram that occurs more than once (DCLM's and RedPajama's reading).
+def skipped_characters(sizes: Table, count: int, n: int, repeats: Table, counts: Table, slots: Table) -> int:
+    """Characters of n-grams seen before, from left to right, going on after each (datatrove's reading of Gopher).
 
     Args:
-        repeats: which n-grams repeat, [count]; on entry, if `known`, those of n - 1: others cannot.
+        counts: of `count_ngrams`; forgotten.
     """
-    power = _join_power(n)
-    last = count - n + 1
-    for i in range(last):
-        if known and not (repeats[i] and repeats[i + 1]):
-            continue
-        key = mix(sequence[i + n] - sequence[i] * power)
-        slot = slot_of(key, keys, stamps, stamp)
-        if stamps[slot] != stamp:
-            stamps[slot], keys[slot], counts[slot] = stamp, key, 0
-        counts[slot] += 1
-    characters = covered = 0  # words before `covered` are counted
-    for i in range(last):
-        if known and not (repeats[i] and repeats[i + 1]):
-            repeats[i] = False
-            continue
-        key = mix(sequence[i + n] - sequence[i] * power)
-        repeats[i] = counts[slot_of(key, keys, stamps, stamp)] > 1
+    for i in range(count - n + 1):
         if repeats[i]:
-            characters += sizes[i + n] - sizes[max(i, covered)]
-            covered = i + n
-    for i in range(max(last, 0), count):
-        repeats[i] = False
+            counts[slots[i]] = 0
+    characters = i = 0
+    while i < count - n + 1:
+        if repeats[i]:
+            if counts[slots[i]]:
+                characters += sizes[i + n] - sizes[i]
+                i += n
+                continue
+            counts[slots[i]] = 1
+        i += 1
     return characters

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from lavra.corpus.signals.characters import (
     ALPHANUMERIC,
+    CLASS_SETS,
     ASCII_LETTER,
     CONTROL,
     DIGIT,
@@ -31,10 +32,13 @@ from lavra.corpus.signals.characters import (
     word_breaks,
 )
 from lavra.corpus.signals.repetition import (
+    Ngrams,
+    cleared,
+    count_ngrams,
     duplicates,
     hash_span,
-    repeated_ngrams,
-    skipped_ngrams,
+    repeated_characters,
+    skipped_characters,
     slot_of,
     top_ngram,
     word_hashes,
@@ -169,12 +173,11 @@ def _scan(
         size *= 2
     codes, kinds = np.empty(longest + 1, np.uint32), np.empty(longest + 1, np.uint16)
     starts, stops = np.empty(longest + 2, np.int64), np.empty(longest + 2, np.int64)
-    keys, stamps = np.empty(size, np.uint64), np.zeros(size, np.int32)
-    counts, firsts = np.empty(size, np.int32), np.empty(size, np.int32)
+    keys, counts, slots = np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32)
+    none = np.empty(1, np.uint64)
     sequence, run = np.empty(longest + 2, np.uint64), np.empty(longest + 2, np.uint64)
     power, inverse = np.empty(longest + 2, np.uint64), np.empty(longest + 2, np.uint64)
     sizes, repeats = np.empty(longest + 2, np.int64), np.empty(longest + 2, np.bool_)
-    stamp = 1  # slots start at 0, which is no stamp
     for d in range(offsets.shape[0] - 1):
         length = decode(data, offsets[d], offsets[d + 1], codes)
         for i in range(length):
@@ -182,52 +185,59 @@ def _scan(
         row = out[:, d]
         row[T.bytes] = offsets[d + 1] - offsets[d]
         _characters(codes, kinds, length, row)
-        stamp = _lines(codes, kinds, length, starts, stops, keys, stamps, counts, stamp, row)
+        _lines(codes, kinds, length, starts, stops, keys, counts, row)
         for m in range(modes.shape[0]):
             if modes[m]:
                 count = unicode_words(codes, kinds, breaks, length, starts, stops)
             else:
                 count = whitespace_words(kinds, length, starts, stops)
             part = row[len(T) + m * len(W) :]
-            stamp = _words(
-                codes, kinds, lower, starts, stops, count, stop_hashes, keys, stamps, counts, stamp, part
-            )
+            _words(codes, kinds, lower, starts, stops, count, stop_hashes, keys, counts, part)
             word_hashes(codes, starts, stops, count, sequence, run, power, inverse, sizes)
-            stamp = _ngrams(
-                sequence, run, power, inverse, sizes, count, keys, stamps, counts, firsts, repeats, stamp, part
-            )
+            apart = Ngrams(sequence, none, none, sizes, count)
+            _ngrams(apart, Ngrams(run, power, inverse, sizes, count), keys, counts, slots, repeats, part)
 
 
 @kernel
 def _characters(codes: Table, kinds: Table, length: int, row: Table) -> None:
-    dots = 0
-    row[T.characters] = length
+    # Characters by class, then classes into signals: a few dozen of the 2048 sets of classes occur.
+    sets = np.zeros(CLASS_SETS, np.int64)
+    newlines = hash_signs = openings = closings = ellipses = dots = 0
     for i in range(length):
-        code, kind = codes[i], kinds[i]
-        row[T.letters] += kind & LETTER != 0
-        row[T.marks] += kind & MARK != 0
-        row[T.ascii_letters] += kind & ASCII_LETTER != 0
-        row[T.alphanumerics] += kind & ALPHANUMERIC != 0
-        row[T.upper_case] += kind & UPPER != 0
-        row[T.digits] += kind & DIGIT != 0
-        row[T.white_space] += kind & SPACE != 0
-        row[T.symbols] += kind & SYMBOL != 0
-        row[T.controls] += kind & CONTROL != 0
-        row[T.newlines] += code == _LINE_FEED
-        row[T.hash_signs] += code == 35
-        row[T.opening_braces] += code == 123
-        row[T.braces] += code == 123 or code == 125
+        code = codes[i]
+        sets[kinds[i]] += 1
+        if code > 125 and code != _ELLIPSIS:
+            dots = 0
+            continue
+        newlines += code == _LINE_FEED
+        hash_signs += code == 35
+        openings += code == 123
+        closings += code == 125
         dots = dots + 1 if code == _DOT else 0
         if dots == 3 or code == _ELLIPSIS:
-            row[T.ellipses] += 1
+            ellipses += 1
             dots = 0
+    row[T.characters], row[T.newlines], row[T.hash_signs] = length, newlines, hash_signs
+    row[T.opening_braces], row[T.braces], row[T.ellipses] = openings, openings + closings, ellipses
+    for kind in range(CLASS_SETS):
+        count = sets[kind]
+        if count:
+            row[T.letters] += count * (kind & LETTER != 0)
+            row[T.marks] += count * (kind & MARK != 0)
+            row[T.ascii_letters] += count * (kind & ASCII_LETTER != 0)
+            row[T.alphanumerics] += count * (kind & ALPHANUMERIC != 0)
+            row[T.upper_case] += count * (kind & UPPER != 0)
+            row[T.digits] += count * (kind & DIGIT != 0)
+            row[T.white_space] += count * (kind & SPACE != 0)
+            row[T.symbols] += count * (kind & SYMBOL != 0)
+            row[T.controls] += count * (kind & CONTROL != 0)
 
 
 @kernel
 def _lines(
-    codes: Table, kinds: Table, length: int, starts: Table, stops: Table, keys: Table, stamps: Table, counts: Table, stamp: int, row: Table
-) -> int:
-    """Everything about lines, pieces and paragraphs; the next free stamp."""
+    codes: Table, kinds: Table, length: int, starts: Table, stops: Table, keys: Table, counts: Table, row: Table
+) -> None:
+    """Everything about lines, pieces and paragraphs."""
     count = lines(codes, kinds, length, True, starts, stops)
     row[T.lines] = count
     for k in range(count):
@@ -235,27 +245,17 @@ def _lines(
         row[T.bullet_lines] += start < stop and codes[start] in _DASH_BULLETS
         row[T.ellipsis_lines] += _ends_in_ellipsis(codes, start, stop)
     count = _text_lines(codes, kinds, length, starts, stops, row)
-    found = duplicates(codes, starts, stops, count, keys[: _table(count)], stamps, counts, stamp)
+    found = duplicates(codes, starts, stops, count, keys, counts)
     row[T.second_text_line_characters] = found[1]
     row[T.repeated_text_lines], row[T.repeated_text_line_characters] = found[2], found[3]
     count = _pieces(codes, 0, length, 1, starts, stops)
-    found = duplicates(codes, starts, stops, count, keys[: _table(count)], stamps, counts, stamp + 1)
+    found = duplicates(codes, starts, stops, count, keys, counts)
     row[T.pieces], row[T.second_pieces], row[T.second_piece_characters] = count, found[0], found[1]
     start, stop = strip(kinds, 0, length)
     count = _pieces(codes, start, stop, 2, starts, stops)
-    found = duplicates(codes, starts, stops, count, keys[: _table(count)], stamps, counts, stamp + 2)
+    found = duplicates(codes, starts, stops, count, keys, counts)
     row[T.paragraphs], row[T.second_paragraphs], row[T.second_paragraph_characters] = count, found[0], found[1]
     row[T.repeated_paragraphs], row[T.repeated_paragraph_characters] = found[2], found[3]
-    return stamp + 3
-
-
-@kernel
-def _table(count: int) -> int:
-    """Slots of a hash table for so many keys, at most half full: a power of two."""
-    size = 4
-    while size < 2 * count:
-        size *= 2
-    return size
 
 
 @kernel
@@ -320,11 +320,11 @@ def _pieces(codes: Table, start: int, stop: int, run: int, starts: Table, stops:
 @kernel
 def _words(
     codes: Table, kinds: Table, lower: Table, starts: Table, stops: Table, count: int, stop_hashes: Table,
-    keys: Table, stamps: Table, counts: Table, stamp: int, row: Table,
-) -> int:
-    """Signals of single words; the next free stamp."""
+    keys: Table, counts: Table, row: Table,
+) -> None:
+    """Signals of single words."""
     seen = np.zeros(stop_hashes.shape[0], np.bool_)
-    table = keys[: _table(count)]
+    table = cleared(keys, count)
     lowered = np.empty(4, np.uint32)  # no stop word is longer
     row[W.words] = count
     entropy = 0.0  # sum of n log n
@@ -356,36 +356,35 @@ def _words(
             for k in range(stop_hashes.shape[0]):
                 row[W.stop_words] += lower_key == stop_hashes[k]
                 seen[k] |= key == stop_hashes[k]
-        slot = slot_of(key, table, stamps, stamp)
-        if stamps[slot] != stamp:
-            stamps[slot], table[slot], counts[slot] = stamp, key, 0
+        slot = slot_of(key, table)
+        if table[slot] == 0:
+            table[slot], counts[slot] = key, 1
             row[W.distinct_words] += 1
-        n = counts[slot]
-        entropy += (n + 1) * math.log(n + 1) - (n * math.log(n) if n else 0.0)
-        counts[slot] = n + 1
+        else:
+            n = counts[slot]
+            entropy += (n + 1) * math.log(n + 1) - n * math.log(n)
+            counts[slot] = n + 1
     row[W.distinct_stop_words] = seen.sum()
     row[W.word_entropy] = math.log(count) - entropy / count if count else 0.0
-    return stamp + 1
 
 
 @kernel
 def _ngrams(
-    sequence: Table, run: Table, power: Table, inverse: Table, sizes: Table, count: int, keys: Table, stamps: Table,
-    counts: Table, firsts: Table, repeats: Table, stamp: int, row: Table,
-) -> int:
-    """Signals of n-grams, all n at once; the next free stamp."""
-    table = keys[: _table(count)]
-    for k in range(3):
-        most, first, longest = top_ngram(
-            sequence, sizes, count, k + 2, table, stamps, counts, firsts, stamp + k
-        )
-        row[W.top_2gram + k], row[W.top_2gram_characters + k] = most, first
-        row[W.longest_top_2gram_characters + k] = longest
-    for k in range(6):
-        row[W.skipped_5gram_characters + k] = skipped_ngrams(
-            run, power, inverse, sizes, count, k + 5, table, stamps, stamp + 3 + k
-        )
-        row[W.repeated_5gram_characters + k] = repeated_ngrams(
-            sequence, sizes, count, k + 5, table, stamps, counts, stamp + 9 + k, repeats, k > 0
-        )
-    return stamp + 15
+    apart: Ngrams, joined: Ngrams, keys: Table, counts: Table, slots: Table, repeats: Table, row: Table
+) -> None:
+    """Signals of n-grams; what repeats for n words is looked for among what repeats for n - 1.
+
+    For `joined` that misses n-grams whose word boundaries all differ from those of their equals.
+    """
+    sizes, count = apart.sizes, apart.count
+    for n in range(2, 11):
+        count_ngrams(apart, n, repeats, n > 2, keys, counts, slots)
+        if n < 5:
+            most, first, longest = top_ngram(apart, n, repeats, counts, slots)
+            row[W.top_2gram + n - 2], row[W.top_2gram_characters + n - 2] = most, first
+            row[W.longest_top_2gram_characters + n - 2] = longest
+        else:
+            row[W.repeated_5gram_characters + n - 5] = repeated_characters(sizes, count, n, repeats)
+    for n in range(5, 11):
+        count_ngrams(joined, n, repeats, n > 5, keys, counts, slots)
+        row[W.skipped_5gram_characters + n - 5] = skipped_characters(sizes, count, n, repeats, counts, slots)

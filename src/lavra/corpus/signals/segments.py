@@ -93,8 +93,8 @@ def unicode_words(
     count, i = 0, 0
     while i < length:
         stop = _segment_end(codes, breaks, i, length)
-        blank = True
-        for k in range(i, stop):
+        blank = classes[i] & SPACE != 0
+        for k in range(i + 1, stop if blank else i):
             blank = blank and classes[k] & SPACE != 0
         if not blank:
             starts[count], stops[count] = i, stop
@@ -126,6 +126,8 @@ def _segment_end(codes: Table, breaks: Table, start: int, length: int) -> int:
         # An extender ends the run of spaces (WB3d), and belongs to it (WB4).
     flags = 1 if left == REGIONAL else 0  # regional indicators so far
     while True:
+        while left == ALETTER and i < length and breaks[codes[i]] == ALETTER:  # most of most texts
+            i += 1
         after = _swallow(codes, breaks, i, length)
         if after >= length:
             return length
