@@ -114,7 +114,7 @@ def read_yaml(path: Path, *, origin: str) -> Layer:
     except yaml.YAMLError as error:
         raise UsageError(f"invalid YAML: {error}", where=str(path)) from error
     if not isinstance(data, dict):
-        raise UsageError("a recipe is a mapping of sections", where=str(path))
+        raise UsageError("not a mapping of keys to values", where=str(path))
     return Layer(origin, data, marks)
 
 
@@ -211,8 +211,13 @@ def _overlay(
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def validate(model: type[ModelT], data: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> ModelT:
+def validate(
+    model: type[ModelT], data: Mapping[str, Any], origins: Mapping[KeyPath, str], *, file: str = "recipe"
+) -> ModelT:
     """Build `model`, or raise one error that lists every mistake.
+
+    Args:
+        file: what the user calls it.
 
     Raises:
         UsageError: one line a mistake: place, key path, what was seen, what is allowed.
@@ -220,18 +225,19 @@ def validate(model: type[ModelT], data: Mapping[str, Any], origins: Mapping[KeyP
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = sorted({_describe(model, problem, origins) for problem in error.errors()})
+        lines = sorted({_describe(model, problem, origins, file) for problem in error.errors()})
         count = len(lines)
+        recipe_hint = "`lavra config schema` lists every key; `lavra config show` prints the values in use"
         raise UsageError(
-            f"{count} mistake{'s' if count > 1 else ''} in the recipe:\n  " + "\n  ".join(lines),
-            hint="`lavra config schema` lists every key; `lavra config show` prints the values in use",
+            f"{count} mistake{'s' if count > 1 else ''} in the {file}:\n  " + "\n  ".join(lines),
+            hint=recipe_hint if file == "recipe" else "",
         ) from None
 
 
-def _describe(model: type[BaseModel], problem: Any, origins: Mapping[KeyPath, str]) -> str:
+def _describe(model: type[BaseModel], problem: Any, origins: Mapping[KeyPath, str], file: str) -> str:
     location: KeyPath = tuple(problem["loc"])
-    place = _place(location, origins)
-    name = ".".join(str(part) for part in location) or "recipe"
+    place = _place(location, origins, file)
+    name = ".".join(str(part) for part in location) or file
     if problem["type"] == "extra_forbidden":
         known = _keys_at(model, location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
@@ -245,12 +251,12 @@ def _describe(model: type[BaseModel], problem: Any, origins: Mapping[KeyPath, st
     return f"{place}: `{name}`: {message}{shown}"
 
 
-def _place(location: KeyPath, origins: Mapping[KeyPath, str]) -> str:
+def _place(location: KeyPath, origins: Mapping[KeyPath, str], file: str) -> str:
     """Origin of the value, of what lies inside it (a whole section is wrong), or of its nearest parent."""
     inside = [origins[path] for path in origins if path[: len(location)] == location and location]
     parents = [origins[location[:n]] for n in range(len(location), 0, -1) if location[:n] in origins]
     # An origin with a place in brackets says more than the bare name of a layer.
-    return next((o for o in parents[:1] + inside + parents if "(" in o), (parents + inside + ["recipe"])[0])
+    return next((o for o in parents[:1] + inside + parents if "(" in o), (parents + inside + [file])[0])
 
 
 def _keys_at(model: type[BaseModel], location: KeyPath) -> list[str]:

@@ -6,7 +6,7 @@ are arrays with open addressing, cut from one long array and cleared for each us
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _NOT_FREE = np.uint64(1 << 63)
 
 
 @kernel
-def mix(value: int) -> int:
+def mix(value: np.uint64) -> np.uint64:
     """Spread the bits of a polynomial hash, so that its low bits choose a slot well; never 0."""
     value ^= value >> _SHIFT
     value *= _JOIN
@@ -39,7 +39,7 @@ def cleared(keys: Table, count: int) -> Table:
 
 
 @kernel
-def slot_of(key: int, table: Table) -> int:
+def slot_of(key: np.uint64, table: Table) -> Any:
     """Where a key is, or the free slot where it belongs; a free slot holds 0, which no text's hash is."""
     mask = table.shape[0] - 1
     slot = np.int64(key & np.uint64(mask))
@@ -49,7 +49,7 @@ def slot_of(key: int, table: Table) -> int:
 
 
 @kernel
-def hash_span(codes: Table, start: int, stop: int) -> int:
+def hash_span(codes: Table, start: int, stop: int) -> np.uint64:
     """Hash of a part of a text; its order and length count."""
     value = np.uint64(1)
     for i in range(start, stop):
@@ -87,19 +87,27 @@ class Ngrams(NamedTuple):
         sums: of words one after the other, or of their characters without gaps.
         power, inverse: the base to the number of characters and its inverse; one entry where words stay apart.
         sizes: characters.
-        count: words.
+        n_words: of the text.
     """
 
     sums: Table
     power: Table
     inverse: Table
     sizes: Table
-    count: int
+    n_words: int
 
 
 @kernel
 def word_hashes(
-    codes: Table, starts: Table, stops: Table, count: int, sequence: Table, run: Table, power: Table, inverse: Table, sizes: Table
+    codes: Table,
+    starts: Table,
+    stops: Table,
+    count: int,
+    sequence: Table,
+    run: Table,
+    power: Table,
+    inverse: Table,
+    sizes: Table,
 ) -> None:
     """Fill the arrays of two `Ngrams`: `sequence` keeps words apart, in `run` "ab c" is "a bc"."""
     sequence[0], run[0], power[0], inverse[0], sizes[0] = 0, 0, 1, 1, 0
@@ -117,7 +125,7 @@ def word_hashes(
 
 
 @kernel
-def _ngram(hashes: Ngrams, i: int, n: int) -> int:
+def _ngram(hashes: Ngrams, i: int, n: int) -> np.uint64:
     """Hash of the n words from word i on."""
     sums = hashes.sums
     if hashes.power.shape[0] > 1:
@@ -126,7 +134,7 @@ def _ngram(hashes: Ngrams, i: int, n: int) -> int:
 
 
 @kernel
-def _join_power(n: int) -> int:
+def _join_power(n: int) -> np.uint64:
     value = np.uint64(1)
     for _ in range(n):
         value *= _JOIN
@@ -143,12 +151,12 @@ def count_ngrams(
         repeats: result, [count + 1]; on entry, if `known`, those of n - 1: an n-gram that holds another cannot repeat.
         counts, slots: result: an n-gram that repeats, at i, occurs `counts[slots[i]]` times.
     """
-    last = hashes.count - n + 1
+    last = hashes.n_words - n + 1
     candidates = 0
     for i in range(last):
         repeats[i] = not known or (repeats[i] and repeats[i + 1])
         candidates += repeats[i]
-    repeats[max(last, 0) : hashes.count + 1] = False
+    repeats[max(last, 0) : hashes.n_words + 1] = False
     table = cleared(keys, candidates)
     for i in range(last):
         if repeats[i]:
@@ -172,7 +180,7 @@ def top_ngram(hashes: Ngrams, n: int, repeats: Table, counts: Table, slots: Tabl
     """
     sizes = hashes.sizes
     most = first = longest = 0
-    for i in range(hashes.count - n + 1):
+    for i in range(hashes.n_words - n + 1):
         times = counts[slots[i]] if repeats[i] else 1
         if times > most:
             most, first, longest = times, sizes[i + n] - sizes[i], 0

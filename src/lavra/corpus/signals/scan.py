@@ -1,7 +1,7 @@
 """One pass over a batch of texts: Arrow strings -> a column of numbers for each signal.
 
 A signal's name is enough to find its definition here: `TEXT` signals need no words; `WORD` signals are counted for
-each way to split words and carry its name, as in `words@unicode`.
+each way to split words and carry its name, as in `words.whitespace`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from lavra.corpus.signals.characters import (
     ALPHANUMERIC,
-    CLASS_SETS,
     ASCII_LETTER,
+    CLASS_SETS,
     CONTROL,
     DIGIT,
     LETTER,
@@ -45,7 +45,8 @@ from lavra.corpus.signals.repetition import (
 )
 from lavra.corpus.signals.segments import decode, kernel, lines, strip, unicode_words, whitespace_words
 
-Splitter = Literal["whitespace", "unicode"]
+Splitter = Literal["whitespace", "segments", "words"]
+SPLITTERS: tuple[Splitter, ...] = get_args(Splitter)
 
 TEXT = {
     "bytes": "UTF-8 bytes",
@@ -114,8 +115,8 @@ WORD = {
 }  # fmt: skip
 
 # Rows of the result by name, as constants that the kernels see.
-T = namedtuple("T", TEXT)(*range(len(TEXT)))
-W = namedtuple("W", WORD)(*range(len(WORD)))
+T: Any = namedtuple("T", TEXT)(*range(len(TEXT)))
+W: Any = namedtuple("W", WORD)(*range(len(WORD)))
 _ELLIPSIS, _DOT, _LINE_FEED = 0x2026, 46, 10
 _DASH_BULLETS = (0x2022, 0x2D)  # • -
 _ANY_BULLETS = (0x25CF, 0x2022, 0x2A, 0x2D)  # ● • * -
@@ -125,7 +126,7 @@ _STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Rae et
 
 def names(splitters: Sequence[Splitter]) -> list[str]:
     """Signals that `scan` computes, in its order."""
-    return [*TEXT, *(f"{name}@{splitter}" for splitter in splitters for name in WORD)]
+    return [*TEXT, *(f"{name}.{splitter}" for splitter in splitters for name in WORD)]
 
 
 def describe(name: str) -> str:
@@ -134,7 +135,7 @@ def describe(name: str) -> str:
     Raises:
         KeyError: no such signal.
     """
-    plain, _, splitter = name.partition("@")
+    plain, _, splitter = name.partition(".")
     return f"{WORD[plain]}, split by {splitter}" if splitter else TEXT[plain]
 
 
@@ -143,26 +144,36 @@ def scan(texts: pa.LargeStringArray, splitters: Sequence[Splitter]) -> pa.Record
 
     Args:
         texts: without nulls.
-        splitters: `whitespace`, as `str.split()`; `unicode`, segments of UAX #29 that are not blank.
+        splitters: `whitespace`, as `str.split()`; `segments` of UAX #29 that are not blank, punctuation among
+            them; `words`, the segments that begin with a letter or a digit.
     """
     assert texts.null_count == 0
     _, offsets_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)
     tables = (classes(), word_breaks(), lower_case())
-    modes = np.array([splitter == "unicode" for splitter in splitters])
+    modes = np.array([SPLITTERS.index(splitter) for splitter in splitters], np.int64)
     out = np.zeros((len(TEXT) + len(WORD) * len(splitters), len(texts)))
     _scan(data, offsets, *tables, _stop_hashes(), modes, out)
     return pa.RecordBatch.from_arrays([pa.array(column) for column in out], names(splitters))
 
 
 def _stop_hashes() -> Table:
-    return np.array([hash_span(np.array([*map(ord, w)], np.uint32), 0, len(w)) for w in _STOP_WORDS], np.uint64)
+    return np.array(
+        [hash_span(np.array([*map(ord, w)], np.uint32), 0, len(w)) for w in _STOP_WORDS], np.uint64
+    )
 
 
 @kernel
 def _scan(
-    data: Table, offsets: Table, classes: Table, breaks: Table, lower: Table, stop_hashes: Table, modes: Table, out: Table
+    data: Table,
+    offsets: Table,
+    classes: Table,
+    breaks: Table,
+    lower: Table,
+    stop_hashes: Table,
+    modes: Table,
+    out: Table,
 ) -> None:
     """Scratch is as long as the longest text needs, and is not cleared between texts."""
     longest = 1
@@ -187,10 +198,10 @@ def _scan(
         _characters(codes, kinds, length, row)
         _lines(codes, kinds, length, starts, stops, keys, counts, row)
         for m in range(modes.shape[0]):
-            if modes[m]:
-                count = unicode_words(codes, kinds, breaks, length, starts, stops)
-            else:
+            if modes[m] == 0:
                 count = whitespace_words(kinds, length, starts, stops)
+            else:
+                count = unicode_words(codes, kinds, breaks, length, modes[m] == 1, starts, stops)
             part = row[len(T) + m * len(W) :]
             _words(codes, kinds, lower, starts, stops, count, stop_hashes, keys, counts, part)
             word_hashes(codes, starts, stops, count, sequence, run, power, inverse, sizes)
@@ -235,7 +246,14 @@ def _characters(codes: Table, kinds: Table, length: int, row: Table) -> None:
 
 @kernel
 def _lines(
-    codes: Table, kinds: Table, length: int, starts: Table, stops: Table, keys: Table, counts: Table, row: Table
+    codes: Table,
+    kinds: Table,
+    length: int,
+    starts: Table,
+    stops: Table,
+    keys: Table,
+    counts: Table,
+    row: Table,
 ) -> None:
     """Everything about lines, pieces and paragraphs."""
     count = lines(codes, kinds, length, True, starts, stops)
@@ -254,7 +272,11 @@ def _lines(
     start, stop = strip(kinds, 0, length)
     count = _pieces(codes, start, stop, 2, starts, stops)
     found = duplicates(codes, starts, stops, count, keys, counts)
-    row[T.paragraphs], row[T.second_paragraphs], row[T.second_paragraph_characters] = count, found[0], found[1]
+    row[T.paragraphs], row[T.second_paragraphs], row[T.second_paragraph_characters] = (
+        count,
+        found[0],
+        found[1],
+    )
     row[T.repeated_paragraphs], row[T.repeated_paragraph_characters] = found[2], found[3]
 
 
@@ -319,8 +341,16 @@ def _pieces(codes: Table, start: int, stop: int, run: int, starts: Table, stops:
 
 @kernel
 def _words(
-    codes: Table, kinds: Table, lower: Table, starts: Table, stops: Table, count: int, stop_hashes: Table,
-    keys: Table, counts: Table, row: Table,
+    codes: Table,
+    kinds: Table,
+    lower: Table,
+    starts: Table,
+    stops: Table,
+    count: int,
+    stop_hashes: Table,
+    keys: Table,
+    counts: Table,
+    row: Table,
 ) -> None:
     """Signals of single words."""
     seen = np.zeros(stop_hashes.shape[0], np.bool_)
@@ -330,8 +360,8 @@ def _words(
     entropy = 0.0  # sum of n log n
     for w in range(count):
         start, stop = starts[w], stops[w]
-        size, every, union, holds_ellipsis, holds_hash = stop - start, 0xFFFF, 0, False, False
-        lowers = False
+        size, every, union = stop - start, np.int64(0xFFFF), np.int64(0)
+        holds_ellipsis = holds_hash = lowers = False
         for i in range(start, stop):
             kind, code = np.int64(kinds[i]), codes[i]
             every, union = every & kind, union | kind
@@ -376,7 +406,7 @@ def _ngrams(
 
     For `joined` that misses n-grams whose word boundaries all differ from those of their equals.
     """
-    sizes, count = apart.sizes, apart.count
+    sizes, count = apart.sizes, apart.n_words
     for n in range(2, 11):
         count_ngrams(apart, n, repeats, n > 2, keys, counts, slots)
         if n < 5:

@@ -10,6 +10,7 @@ import numpy as np
 
 from lavra.corpus.signals.characters import (
     ALETTER,
+    ALPHANUMERIC,
     CR,
     DOUBLE_QUOTE,
     EXTEND,
@@ -28,8 +29,8 @@ from lavra.corpus.signals.characters import (
     SEGMENT_SPACE,
     SINGLE_QUOTE,
     SPACE,
-    Table,
     ZWJ,
+    Table,
 )
 
 kernel = numba.njit(nogil=True, cache=True)
@@ -83,20 +84,24 @@ def whitespace_words(classes: Table, length: int, starts: Table, stops: Table) -
 
 @kernel
 def unicode_words(
-    codes: Table, classes: Table, breaks: Table, length: int, starts: Table, stops: Table
+    codes: Table, classes: Table, breaks: Table, length: int, symbols: bool, starts: Table, stops: Table
 ) -> int:
-    """Segments between the word boundaries of UAX #29 that are not white space alone.
+    """Segments between the word boundaries of UAX #29.
 
     Args:
         breaks: Word_Break value by code point.
+        symbols: all that are not white space alone; else only those that begin with a letter or a digit.
     """
     count, i = 0, 0
     while i < length:
         stop = _segment_end(codes, breaks, i, length)
-        blank = classes[i] & SPACE != 0
-        for k in range(i + 1, stop if blank else i):
-            blank = blank and classes[k] & SPACE != 0
-        if not blank:
+        if symbols:
+            taken = classes[i] & SPACE == 0
+            for k in range(i + 1, i if taken else stop):
+                taken = taken or classes[k] & SPACE == 0
+        else:
+            taken = classes[i] & ALPHANUMERIC != 0
+        if taken:
             starts[count], stops[count] = i, stop
             count += 1
         i = stop
@@ -118,7 +123,7 @@ def _segment_end(codes: Table, breaks: Table, start: int, length: int) -> int:
     i = start + 1
     if left == CR:
         return i + 1 if i < length and breaks[codes[i]] == LF else i
-    if left == LF or left == NEWLINE:
+    if left in (LF, NEWLINE):
         return i
     if left == SEGMENT_SPACE:
         while i < length and breaks[codes[i]] == SEGMENT_SPACE:
@@ -154,8 +159,8 @@ def _joins(left: int, right: int, flags: int) -> bool:
     Args:
         flags: regional indicators up to the left one.
     """
-    letter = left == ALETTER or left == HEBREW
-    next_letter = right == ALETTER or right == HEBREW
+    letter = left in (ALETTER, HEBREW)
+    next_letter = right in (ALETTER, HEBREW)
     if (letter or left == NUMERIC) and (next_letter or right == NUMERIC):
         return True
     if left == HEBREW and right == SINGLE_QUOTE:
@@ -163,9 +168,9 @@ def _joins(left: int, right: int, flags: int) -> bool:
     if left == KATAKANA and right == KATAKANA:
         return True
     if right == EXTEND_NUM_LET:
-        return letter or left == NUMERIC or left == KATAKANA or left == EXTEND_NUM_LET
+        return letter or left in (NUMERIC, KATAKANA, EXTEND_NUM_LET)
     if left == EXTEND_NUM_LET:
-        return next_letter or right == NUMERIC or right == KATAKANA
+        return next_letter or right in (NUMERIC, KATAKANA)
     return left == REGIONAL and right == REGIONAL and flags % 2 == 1
 
 
@@ -176,9 +181,9 @@ def _over_a_middle(codes: Table, breaks: Table, left: int, right: int, after: in
     if far >= length:
         return -1
     beyond = breaks[codes[far]]
-    quote = right == MID_NUM_LET or right == SINGLE_QUOTE
-    if left == ALETTER or left == HEBREW:
-        if (right == MID_LETTER or quote) and (beyond == ALETTER or beyond == HEBREW):
+    quote = right in (MID_NUM_LET, SINGLE_QUOTE)
+    if left in (ALETTER, HEBREW):
+        if (right == MID_LETTER or quote) and (beyond in (ALETTER, HEBREW)):
             return far
         if left == HEBREW and right == DOUBLE_QUOTE and beyond == HEBREW:
             return far
