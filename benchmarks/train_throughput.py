@@ -138,12 +138,14 @@ def compare(setting: Setting, options: argparse.Namespace) -> list[str]:
 def own_contenders(bf16: bool) -> list[Contender]:
     """The plain loop and lavra, in this environment."""
     python, precision = Path(sys.executable), "bf16-mixed" if bf16 else "fp32"
+    layouts = (SEQUENCES, SEQUENCES // 2, SEQUENCES // 4)
     contenders = [
         Contender("plain", "plain", python, [Variant()]),
-        Contender("lavra eager", "lavra", python, [Variant(precision)]),
+        Contender("lavra eager", "lavra", python, [Variant(precision, micro_batch=size) for size in layouts]),
     ]
     if find_compiler():
-        contenders.append(Contender("lavra compiled", "lavra", python, [Variant(precision, compile=True)]))
+        variants = [Variant(precision, compile=True, micro_batch=size) for size in layouts]
+        contenders.append(Contender("lavra compiled", "lavra", python, variants))
     return contenders
 
 

@@ -11,6 +11,7 @@ import pytest
 from lavra.artifact import Artifact
 from lavra.corpus.build import build_corpus
 from lavra.corpus.config import CorpusConfig, Source
+from lavra.corpus.reading import read_documents
 from lavra.corpus.sources import scan_sources
 from lavra.corpus.store import iter_documents, read_accounting
 
@@ -22,15 +23,9 @@ def build(tmp_path: Path) -> Callable[..., Artifact]:
     def run(*paths: Path) -> Artifact:
         config = CorpusConfig(sources=tuple(Source(path=str(p)) for p in paths))
         scan = scan_sources(config)
-        return build_corpus(
-            config,
-            scan,
-            tmp_path / "corpus",
-            max_bytes=None,
-            validation_max_bytes=300_000,
-            workers=1,
-            inputs={},
-        )
+        read = read_documents(config, scan, tmp_path / "documents", max_bytes=None, workers=1, inputs={})
+        folder = tmp_path / "corpus"
+        return build_corpus(config, read, folder, validation_max_bytes=300_000, workers=1, inputs={})
 
     return run
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lavra.errors import PreflightError
+from lavra.errors import LavraError, PreflightError
 
 COMPLETE = "COMPLETE"
 IN_PROGRESS = "IN_PROGRESS"
@@ -89,6 +89,23 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise PreflightError(f"cannot read {path}: {error}") from error
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Tell a full disk, or a folder that is not ours, as what it is.
+
+    Raises:
+        LavraError: in place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LavraError(
+            f"cannot write the {what}: {error.strerror or error}",
+            where=str(error.filename or folder),
+            hint="make room or choose another run_dir=PATH; the same command continues",
+        ) from error
 
 
 def fsync_folder(folder: Path) -> None:

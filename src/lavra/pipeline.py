@@ -162,13 +162,14 @@ def _run_stage(run: Run, stage: str, function: StageFunction) -> None:
 def build_or_reuse(
     run: Run, stage: str, inputs: dict[str, Any], build: Callable[[Path, dict[str, Any]], Artifact]
 ) -> Artifact:
-    """Reuse the stage's artifact when its inputs are the same, else build it; print which and why."""
+    """Reuse the artifact of a stage, or of a part of one, when its inputs are the same, else build it; say why."""
     folder = run.folder(stage)
     decision = artifact.decide(folder, stage, inputs)
     console.say(f"[{format_seconds(run.seconds())}] {stage}: {decision.reason}")
     if decision.reuse is not None:
         return decision.reuse
-    run.built.append(stage)
+    if stage in STAGES:
+        run.built.append(stage)
     return build(folder, inputs)
 
 

@@ -286,4 +286,7 @@ def _absolute_paths(layer: Layer, base: Path) -> Layer:
                 for s in section["sources"]
             ]
             data[name] = {**section, "sources": sources}
+    if isinstance(section := data.get("corpus"), Mapping) and isinstance(section.get("rulesets"), list):
+        rulesets = [absolute(r) if str(r).endswith((".yaml", ".yml")) else r for r in section["rulesets"]]
+        data["corpus"] = {**section, "rulesets": rulesets}
     return Layer(layer.origin, data, layer.marks)

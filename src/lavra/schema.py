@@ -28,6 +28,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # a field may be a mapping, which has no hash of its own
+
 
 def _or_auto(parse: Callable[[object], float]) -> Callable[[object], object]:
     """`auto`, or a value above zero."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lavra.tokens.config import TokenSource
     from lavra.tokens.pretokenized import TokenFile
 
-PLAN_FORMAT, CORPUS_FORMAT = 3, 1
+PLAN_FORMAT, DOCUMENTS_FORMAT, CORPUS_FORMAT = 3, 1, 2
 
 
 # --- plan ---------------------------------------------------------------------------------------
@@ -215,31 +215,39 @@ def _write_environment(run: Run, machine: dict[str, Any], gemm: dict[str, float]
 
 
 def corpus_stage(run: Run) -> Artifact:
-    """Sources -> documents, split, accounting."""
+    """Sources -> documents with signals -> judged, deduplicated, split, accounted."""
     from lavra.corpus.build import build_corpus
+    from lavra.corpus.reading import read_documents
+    from lavra.corpus.rulesets.ruleset import combine, splitters_of
 
     config, decisions = run.recipe.corpus, run.plan["decisions"]
-    scan = source_scan(config)
-    inputs = {
-        "format": CORPUS_FORMAT,
-        "config": config.model_dump(
-            mode="json", exclude={"workers", "max_bytes", "validation_max_bytes", "sources"}
-        ),
+    scan, rules = source_scan(config), combine(config.rulesets, config.thresholds)
+    workers = usable_cores() if config.workers == "auto" else config.workers
+    read_inputs = {
+        "format": DOCUMENTS_FORMAT,
         "sources": [s.model_dump(mode="json", exclude={"path"}) for s in config.sources],
         "files": scan.inputs(),
+        "max_document_bytes": config.max_document_bytes,
+        "words": splitters_of([rules]),
         "max_bytes": decisions["corpus_max_bytes"],
+    }
+    inputs = {
+        "format": CORPUS_FORMAT,
+        "documents": artifact.fingerprint(read_inputs),
+        "rules": rules.to_json(),
+        "validation_fraction": config.validation_fraction,
         "validation_max_bytes": decisions["validation_max_bytes"],
     }
 
+    def read(folder: Path, inputs: dict[str, Any]) -> Artifact:
+        limit = decisions["corpus_max_bytes"]
+        return read_documents(config, scan, folder, max_bytes=limit, workers=workers, inputs=inputs)
+
     def build(folder: Path, inputs: dict[str, Any]) -> Artifact:
+        documents = build_or_reuse(run, "documents", read_inputs, read)
+        limit = decisions["validation_max_bytes"]
         result = build_corpus(
-            config,
-            scan,
-            folder,
-            max_bytes=decisions["corpus_max_bytes"],
-            validation_max_bytes=decisions["validation_max_bytes"],
-            workers=usable_cores() if config.workers == "auto" else config.workers,
-            inputs=inputs,
+            config, documents, folder, validation_max_bytes=limit, workers=workers, inputs=inputs
         )
         console.say(corpus_summary(result))
         return result

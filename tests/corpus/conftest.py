@@ -12,9 +12,10 @@ import pytest
 from lavra.artifact import Artifact
 from lavra.console import set_quiet
 from lavra.corpus.build import build_corpus
-from lavra.corpus.config import CorpusConfig, Rules, Source
+from lavra.corpus.config import CorpusConfig, Source
 from lavra.corpus.formats import detect
 from lavra.corpus.readers import Span, read_span
+from lavra.corpus.reading import read_documents
 from lavra.corpus.sources import scan_sources
 from lavra.corpus.store import iter_documents, read_accounting
 
@@ -94,29 +95,27 @@ def read_file():
 
 @pytest.fixture
 def build():
-    """(out, paths, options) -> artifact."""
+    """(out, paths, options) -> artifact; what was read lies in `OUT.documents` beside it."""
 
     def run(
         out: Path, *paths: Path | str, workers: int = 1, max_bytes=None, held_out=1 << 30, **config
     ) -> Artifact:
         settings = CorpusConfig(sources=tuple(Source(path=str(path)) for path in paths), **config)
         scan = scan_sources(settings)
+        read = {
+            "files": scan.inputs(),
+            "sources": len(paths),
+            "max_bytes": max_bytes,
+            "words": settings.rulesets,
+        }
+        folder = out.with_name(f"{out.name}.documents")
+        documents = read_documents(settings, scan, folder, max_bytes=max_bytes, workers=workers, inputs=read)
+        inputs = {"read": read, "config": settings.model_dump(mode="json", exclude={"workers"})}
         return build_corpus(
-            settings,
-            scan,
-            out,
-            max_bytes=max_bytes,
-            validation_max_bytes=held_out,
-            workers=workers,
-            inputs={"files": scan.inputs(), "config": settings.model_dump(mode="json", exclude={"workers"})},
+            settings, documents, out, validation_max_bytes=held_out, workers=workers, inputs=inputs
         )
 
     return run
-
-
-@pytest.fixture
-def no_rules() -> Rules:
-    return Rules(enabled=False)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from lavra import artifact
 from lavra.corpus import units as units_module
 from lavra.corpus.accounting import IDENTITY
-from lavra.corpus.config import STANDARD_LIBRARY, SUCCESS_METRICS, Rules
+from lavra.corpus.config import STANDARD_LIBRARY, SUCCESS_METRICS
 from lavra.corpus.store import DOCUMENT_SCHEMA, document_count, split_bytes
 from lavra.errors import LavraError, PreflightError
 
@@ -100,7 +99,7 @@ def test_dropped_and_bad_records_can_be_looked_up(tmp_path, mixed, build, prose_
     offset = int(copies[0]["duplicate_of"].split()[-1])
     line = (mixed / "part0.jsonl").read_bytes()[offset:].split(b"\n")[0]
     assert json.loads(line)["text"] == prose_text(5) and copies[0]["excerpt"] == prose_text(5)[:300]
-    errors = pq.ParquetDataset(tmp_path / "out" / "errors").read().to_pylist()
+    errors = pq.ParquetDataset(tmp_path / "out.documents" / "errors").read().to_pylist()
     broken = next(row for row in errors if row["reason"] == "invalid_json")
     assert broken["place"].startswith("part0.jsonl:byte ") and broken["excerpt"] == "b'{broken'"
 
@@ -151,7 +150,8 @@ def test_records_in_equal_kept_dropped_errors_and_sampled_out(
     folder = tmp_path_factory.mktemp("identity")
     source = write_jsonl(folder / "a.jsonl", [*lines, {"text": "a document that is always there\n" * 3}])
     try:
-        build(folder / "out", source, max_bytes=rate, rules=Rules(enabled=rules, min_characters=10))
+        settings = {"thresholds": {"min_characters": 10}} if rules else {"rulesets": ()}
+        build(folder / "out", source, max_bytes=rate, **settings)
     except PreflightError as error:
         assert "nothing is kept" in error.what or "too little text" in error.what
         return
@@ -291,11 +291,12 @@ def test_a_continued_build_does_not_repeat_finished_units(tmp_path, mixed, build
         fail_at(patch, 20, "replace", Killed())
         with pytest.raises(Killed):
             build(tmp_path / "out", mixed)
-    done = len(list((tmp_path / "out").rglob("read.json")))
-    total = len(artifact.read_json(tmp_path / "out" / "work" / "manifest.json")["units"])
+    documents = tmp_path / "out.documents"
+    done = len(list(documents.rglob("read.json")))
+    total = len(artifact.read_json(documents / "manifest.json")["units"])
     read, real = [], read_pass.row_writer
     monkeypatch.setattr(
-        read_pass, "row_writer", lambda path, schema: read.append(path.parent) or real(path, schema)
+        read_pass, "row_writer", lambda path, *rest: read.append(path.parent) or real(path, *rest)
     )
     build(tmp_path / "out", mixed)
     units = {path.name for path in read if path.parent.name == "units"}
@@ -311,7 +312,7 @@ def test_a_half_removed_work_folder_is_no_obstacle(tmp_path, mixed, build, snaps
 
     def half(path, **options):
         if path.name == "work" and (path / "plan.json").exists():
-            (path / "manifest.json").unlink()
+            (path / "copies").rename(path / "gone")
             raise Killed
         real(path, **options)
 
@@ -363,14 +364,18 @@ BUILD = """
         from pathlib import Path
         from lavra.corpus.build import build_corpus
         from lavra.corpus.config import CorpusConfig, Source
+        from lavra.corpus.reading import read_documents
         from lavra.corpus.sources import scan_sources
         from lavra.errors import LavraError
 
         def build(path, out, workers):
             config = CorpusConfig(sources=(Source(path=path),))
             scan = scan_sources(config)
-            build_corpus(config, scan, Path(out), max_bytes=None, validation_max_bytes=1 << 30,
-                         workers=workers, inputs={"files": scan.inputs()})
+            inputs = {"files": scan.inputs()}
+            documents = read_documents(config, scan, Path(out + ".documents"), max_bytes=None,
+                                       workers=workers, inputs=inputs)
+            build_corpus(config, documents, Path(out), validation_max_bytes=1 << 30, workers=workers,
+                         inputs=inputs)
 """
 
 
@@ -396,7 +401,7 @@ def test_workers_end_with_a_killed_parent_and_the_next_run_gives_the_same_bytes(
 
     assert start(tmp_path / "whole").wait() == 0
     killed = start(tmp_path / "out")
-    while not list((tmp_path / "out").rglob("read.json")) and killed.poll() is None:
+    while not list((tmp_path / "out.documents").rglob("read.json")) and killed.poll() is None:
         time.sleep(0.02)
     import psutil
 
@@ -420,21 +425,14 @@ def test_the_room_imports_no_torch():
 def test_changed_files_of_the_same_inputs_discard_earlier_work(
     tmp_path, mixed, build, small_units, monkeypatch
 ):
-    from lavra.corpus.build import build_corpus
     from lavra.corpus.config import CorpusConfig, Source
+    from lavra.corpus.reading import read_documents
     from lavra.corpus.sources import scan_sources
 
     def run():
         config = CorpusConfig(sources=(Source(path=str(mixed)),))
-        return build_corpus(
-            config,
-            scan_sources(config),
-            tmp_path / "out",
-            max_bytes=None,
-            validation_max_bytes=1 << 30,
-            workers=1,
-            inputs={},
-        )
+        scan = scan_sources(config)
+        return read_documents(config, scan, tmp_path / "out", max_bytes=None, workers=1, inputs={})
 
     with monkeypatch.context() as patch:
         fail_at(patch, 30, "replace", Killed())
@@ -443,6 +441,4 @@ def test_changed_files_of_the_same_inputs_discard_earlier_work(
     for part in range(3):
         (mixed / f"part{part}.jsonl").unlink()
     run()
-    assert not Path(tmp_path / "out" / "work").exists()
-    dropped = tmp_path / "out" / "errors"
-    assert not dropped.exists()  # the errors of the removed files are gone with them
+    assert not (tmp_path / "out" / "errors").exists()  # the errors of the removed files are gone with them

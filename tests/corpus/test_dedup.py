@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from lavra.corpus import records as records_module
 from lavra.corpus.dedup import copies_of_unit, deduplicate, iter_kept, open_copies
 from lavra.corpus.documents import Document
-from lavra.corpus.records import RECORD, bucket_count, contains, group_hash, pack, partition, read_records
+from lavra.corpus.records import (
+    RECORD,
+    bucket_count,
+    contains,
+    group_hash,
+    iter_located,
+    pack,
+    partition,
+    read_records,
+)
 
 
 def write_units(folder, units):
@@ -28,6 +37,10 @@ def write_units(folder, units):
         if packed:  # a unit without documents has no file
             paths[-1].write_bytes(b"".join(packed))
     return paths
+
+
+def located(paths):
+    return (chunk for unit, path in enumerate(paths) for chunk in iter_located(unit, path))
 
 
 def brute_force(units):
@@ -51,7 +64,7 @@ def test_the_first_of_equal_documents_survives(tmp_path_factory, units, many):
     folder = tmp_path_factory.mktemp("dedup")
     paths = write_units(folder, units)
     # A large claimed count forces many buckets.
-    deduplicate(paths, 500_000 if many else sum(map(len, units)), folder / "copies")
+    deduplicate(located(paths), 500_000 if many else sum(map(len, units)), folder / "copies")
     found = [
         tuple(map(int, copy))
         for unit in range(len(units))
@@ -59,7 +72,9 @@ def test_the_first_of_equal_documents_survives(tmp_path_factory, units, many):
     ]
     assert found == brute_force(units)
     kept = [
-        tuple(row) for chunk in iter_kept(paths, folder / "copies") for row in chunk[["unit", "row"]].tolist()
+        tuple(row)
+        for chunk in iter_kept(located(paths), folder / "copies")
+        for row in chunk[["unit", "row"]].tolist()
     ]
     copies = {copy[:2] for copy in found}
     assert kept == [
@@ -72,7 +87,7 @@ def test_chunk_size_does_not_matter(tmp_path, monkeypatch):
     units = [[str(i % 7) for i in range(50)], [str(i % 11) for i in range(50)]]
     paths = write_units(tmp_path, units)
     monkeypatch.setattr(records_module, "_CHUNK_ROWS", 3)
-    deduplicate(paths, 100, tmp_path / "copies")
+    deduplicate(located(paths), 100, tmp_path / "copies")
     found = [
         tuple(map(int, copy))
         for unit in range(2)

@@ -20,6 +20,7 @@ from lavra.schema import Layer
 def reasons(ruleset: str, text: str) -> set[str]:
     rules = load_ruleset(ruleset)
     batch = scan(pa.array([text], pa.large_string()), splitters_of([rules]))
+    batch = batch.append_column("kind", pa.array(["prose"]))
     return {name for name, hit in zip(rules.rules, rules.judge(batch)[:, 0], strict=True) if hit}
 
 

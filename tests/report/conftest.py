@@ -154,8 +154,9 @@ def write_corpus(folder: Path) -> None:
             "notes": ["Sizes are UTF-8 bytes of text."],
         },
     )
-    for name in ("dropped", "errors"):
-        (folder / name).mkdir()
+    errors = folder.with_name("documents") / "errors"
+    for new in (folder / "dropped", errors):
+        new.mkdir(parents=True)
     pq.write_table(
         pa.table(
             {
@@ -179,7 +180,7 @@ def write_corpus(folder: Path) -> None:
                 "excerpt": ["caf\\xe9 " + HOSTILE],
             }
         ),
-        folder / "errors" / "00000.parquet",
+        errors / "00000.parquet",
     )
 
 

@@ -251,18 +251,18 @@ def test_control_characters_and_lone_surrogates_do_not_break_the_page(tmp_path: 
 
 
 def test_excerpts_are_a_few_a_reason_and_damaged_parquet_is_named(full_run: Path, tmp_path: Path) -> None:
-    dropped = samples(Run(full_run), "dropped")
+    dropped = samples(Run(full_run), "corpus/dropped")
     assert {reason: len(rows) for reason, rows in dropped.items()} == {
         "duplicate": SAMPLES_PER_REASON,
         "few_letters": 3,
         "too_short": 3,
     }
-    folder = tmp_path / "corpus" / "errors"
+    folder = tmp_path / "documents" / "errors"
     folder.mkdir(parents=True)
     for i in range(MAX_FILES + 1):
         (folder / f"{i:05}.parquet").write_bytes(b"PAR1 no")
     run = Run(tmp_path)
-    assert samples(run, "errors") == {} and len(run.problems) == MAX_FILES
+    assert samples(run, "documents/errors") == {} and len(run.problems) == MAX_FILES
 
 
 def test_samples_are_in_training_order_with_the_final_ones_last(tmp_path: Path) -> None:

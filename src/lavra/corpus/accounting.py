@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lavra.corpus.documents import ERROR_REASONS
-from lavra.corpus.rules import DUPLICATE, RULE_REASONS
 from lavra.errors import LavraError
 
-RECORDS_IN, PASSED, KEPT = "records_in", "passed", "kept"
+RECORDS_IN, READ, PASSED, KEPT = "records_in", "read", "passed", "kept"
 TRAIN, VALIDATION = "train", "validation"
 DROPPED, ERRORS, SAMPLED_OUT = "dropped", "errors", "sampled_out"
 OUTCOMES = (RECORDS_IN, KEPT, TRAIN, VALIDATION, DROPPED, ERRORS, SAMPLED_OUT)
+DUPLICATE = "duplicate"  # the reason found after the rules, among the documents that no rule drops
 IDENTITY = (KEPT, DROPPED, ERRORS, SAMPLED_OUT)  # the parts that add up to RECORDS_IN
 
 Key = tuple[str, ...]
@@ -83,13 +83,16 @@ def check(whole: str, total: Counts, parts: Mapping[str, Counts], where: str) ->
             )
 
 
-def build_accounting(tally: Tally, split: Mapping[str, Any], notes: Iterable[str]) -> dict[str, Any]:
-    """Contents of `accounting.json` from the tally of all units."""
+def build_accounting(
+    tally: Tally, rules: Iterable[str], split: Mapping[str, Any], notes: Iterable[str]
+) -> dict[str, Any]:
+    """Contents of `accounting.json` from the tally of all units; every rule is told, hits or none."""
+    names = (*rules, DUPLICATE)
     sums = {outcome: tally.sum("outcome", outcome) for outcome in OUTCOMES}
     check(RECORDS_IN, sums[RECORDS_IN], {part: sums[part] for part in IDENTITY}, "corpus")
     reasons = {
         reason: {**_cell(tally.sum("reason", reason)), "only": tally.sum("only", reason)[0]}
-        for reason in (*RULE_REASONS, DUPLICATE)
+        for reason in names
     }
     return {
         "totals": {outcome: _cell(sums[outcome]) for outcome in OUTCOMES}
@@ -99,7 +102,7 @@ def build_accounting(tally: Tally, split: Mapping[str, Any], notes: Iterable[str
         "by_source": {
             source: _outcomes(tally, 2, source)
             | {
-                "reasons": _counts(tally, "reason", (*RULE_REASONS, DUPLICATE), source),
+                "reasons": _counts(tally, "reason", names, source),
                 "error_reasons": _counts(tally, "error", ERROR_REASONS, source),
                 "blank_lines": tally.sum("blank", source)[0],
             }
@@ -131,8 +134,8 @@ def describe_losses(tally: Tally) -> str:
     """`12 too_short, 3 invalid_json`: what happened to the records that were not kept."""
     losses = [
         (tally.sum(table, reason)[0], reason)
-        for table, names in (("reason", (*RULE_REASONS, DUPLICATE)), ("error", ERROR_REASONS))
-        for reason in names
+        for table in ("reason", "error")
+        for reason in tally.labels(table, 1)
     ]
     losses.append((tally.sum("outcome", SAMPLED_OUT)[0], "left out by sampling (max_bytes)"))
     return ", ".join(f"{count} {reason}" for count, reason in sorted(losses, reverse=True) if count)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lavra.schema import AutoBytes, AutoCount, Bytes, Config, Count
+from lavra.schema import AutoBytes, AutoCount, Bytes, Config
 
 STANDARD_LIBRARY = "python:stdlib"
 SUCCESS_METRICS = ("documents_in", "kept_fraction", "train_bytes", "validation_bytes", "error_documents")
@@ -32,31 +32,6 @@ class Source(Config):
     )
 
 
-class Rules(Config):
-    """Document rules. Every rule is evaluated and every reason kept; a document with any reason is dropped."""
-
-    enabled: bool = Field(default=True, description="Apply the rules (exact deduplication is always applied)")
-    min_characters: Count = Field(default=64, description="Shorter documents are dropped as `too_short`")
-    min_letter_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.45, description="Letters (any script) / non-space characters in prose; below: `few_letters`"
-    )
-    max_duplicate_line_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.30,
-        description="Characters in repeated lines / in all lines of prose (Gopher, Rae et al. 2021, has 0.20; "
-        "tutorials that repeat their code reach that)",
-    )
-    max_top_bigram_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.20,
-        description="Characters in the most frequent word pair / all, in prose (Gopher, Rae et al. 2021)",
-    )
-    max_line_characters: Count = Field(
-        default=1000, description="Longest line allowed in code (StarCoder, Li et al. 2023): `long_line`"
-    )
-    max_control_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.001, description="Control characters (not tab, newline, form feed, escape) / characters"
-    )
-
-
 class CorpusConfig(Config):
     """What text to read, what to keep, and how to split it."""
 
@@ -71,7 +46,13 @@ class CorpusConfig(Config):
     max_document_bytes: Bytes = Field(
         default=16 << 20, description="A larger record is quarantined as `oversize` without being loaded"
     )
-    rules: Rules = Rules()
+    rulesets: tuple[str, ...] = Field(
+        default=("lavra",),
+        description="Rules that drop documents: names (`lavra corpus rulesets`) or YAML files of your own; none: []",
+    )
+    thresholds: dict[str, float] = Field(
+        default={}, description="Thresholds of the rulesets that you change, as `min_characters: 200`"
+    )
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the kept bytes held out, by whole groups"
     )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from lavra.artifact import atomic_writer
-from lavra.corpus.records import Records, bucket_count, iter_located, partition, read_bucket
+from lavra.corpus.records import Records, bucket_count, partition, read_bucket
 
 # One later copy, and where the document that stays in its place is.
 COPY = np.dtype([("unit", "<u4"), ("row", "<u4"), ("kept_file", "<u4"), ("kept_position", "<u8")])
 
 
-def deduplicate(record_files: Sequence[Path], record_count: int, out: Path) -> None:
+def deduplicate(chunks: Iterable[Records], record_count: int, out: Path) -> None:
     """Write the copies of every bucket of hashes to `out/NNNN.npy`, sorted by unit and row.
 
     Args:
-        record_files: of each unit, in unit order; equal hashes keep the first by (unit, row).
-        record_count: of all units together.
+        chunks: `LOCATED` records by unit and row; of equal hashes the first stays.
+        record_count: of all chunks together.
         out: folder for the result; a scratch folder beside it is used and removed.
     """
     scratch = out.with_name(out.name + ".scratch")
-    chunks = (chunk for unit, path in enumerate(record_files) for chunk in iter_located(unit, path))
     buckets = partition(chunks, "hash_high", bucket_count(record_count), scratch)
     for index, path in enumerate(buckets):
         with atomic_writer(out / f"{index:04d}.npy") as file:
@@ -64,10 +64,10 @@ def copies_of_unit(buckets: Sequence[Records], unit: int) -> Records:
     return np.sort(np.concatenate(found), order="row")
 
 
-def iter_kept(record_files: Sequence[Path], copies_folder: Path) -> Iterator[Records]:
-    """Chunks of all records (`LOCATED`, unit order) that are no copy of an earlier document."""
+def iter_kept(chunks: Iterable[Records], copies_folder: Path) -> Iterator[Records]:
+    """Of chunks of one unit each, in unit order, what is no copy of an earlier document."""
     buckets = open_copies(copies_folder)
-    for unit, path in enumerate(record_files):
+    for unit, unit_chunks in groupby(chunks, lambda chunk: int(chunk["unit"][0])):
         copies = copies_of_unit(buckets, unit)
-        for chunk in iter_located(unit, path):
+        for chunk in unit_chunks:
             yield chunk[~np.isin(chunk["row"], copies["row"])]

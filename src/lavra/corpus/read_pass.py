@@ -1,10 +1,11 @@
-"""First pass over a unit: source files -> documents that pass the rules, dropped rows, errors, records."""
+"""First pass over a unit: source files -> documents with their signals, errors, records."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,22 +13,15 @@ import pyarrow as pa
 from lavra.artifact import atomic_writer
 from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally
-from lavra.corpus.config import Rules, Source
+from lavra.corpus.config import Source
 from lavra.corpus.documents import Document, Failure
 from lavra.corpus.readers import Span, place, read_span
 from lavra.corpus.records import pack
-from lavra.corpus.rules import reasons
-from lavra.corpus.store import (
-    DOCUMENT_SCHEMA,
-    DROPPED_SCHEMA,
-    ERROR_SCHEMA,
-    EXCERPT_CHARACTERS,
-    row_writer,
-)
-from lavra.corpus.unit_files import UnitPaths, seal, sealed_tally
+from lavra.corpus.signals.scan import Splitter, names, scan
+from lavra.corpus.store import DOCUMENT_SCHEMA, ERROR_SCHEMA, row_writer
+from lavra.corpus.unit_files import ReadUnit, seal, sealed_tally
 
 _SAMPLE_KEY = b"lavra sample"
-AddRow = Callable[[Sequence[Any]], None]
 
 
 class UnitPart(NamedTuple):
@@ -42,38 +36,52 @@ class UnitPart(NamedTuple):
 class ReadTask(NamedTuple):
     """Everything `read_unit` needs."""
 
-    paths: UnitPaths
+    unit: ReadUnit
     parts: list[UnitPart]
-    rules: Rules
+    splitters: Sequence[Splitter]
     max_document_bytes: int
     sampling_rate: float
 
 
 def read_unit(task: ReadTask) -> None:
-    """Read, sample and judge the documents of a unit."""
-    paths, tally = task.paths, Tally()
-    if sealed_tally(paths, "read") is not None:
+    """Read, sample and scan the documents of a unit."""
+    unit, tally = task.unit, Tally()
+    if sealed_tally(unit.seal, unit.out) is not None:
         return
-    outputs = (paths.documents, paths.dropped, paths.part(acc.ERRORS), paths.records)
     with ExitStack() as stack:
-        documents = stack.enter_context(row_writer(paths.documents, DOCUMENT_SCHEMA))
-        dropped = stack.enter_context(row_writer(paths.dropped, DROPPED_SCHEMA))
-        errors = stack.enter_context(row_writer(paths.part(acc.ERRORS), ERROR_SCHEMA))
-        records = stack.enter_context(atomic_writer(paths.records))
+        with_signals = partial(_with_signals, splitters=task.splitters)
+        schema = document_schema(task.splitters)
+        documents = stack.enter_context(row_writer(unit.documents, DOCUMENT_SCHEMA, schema, with_signals))
+        errors = stack.enter_context(row_writer(unit.errors, ERROR_SCHEMA))
+        records = stack.enter_context(atomic_writer(unit.records))
         for part in task.parts:
             for item in read_span(part.span, part.source, task.max_document_bytes):
                 if item is None:
                     tally.add(("blank", part.source_name), 1, 0)
                 elif isinstance(item, Failure):
                     errors(_error_row(item, part, tally))
-                elif row := _judge(item, part, task, tally, dropped):
+                elif row := _row(item, part, task, tally):
                     documents(row)
                     records.write(pack(item, part.file))
-    parts = (acc.PASSED, acc.DROPPED, acc.ERRORS, acc.SAMPLED_OUT)
-    sums = {part: tally.sum("outcome", part) for part in parts}
-    acc.check(acc.RECORDS_IN, tally.sum("outcome", acc.RECORDS_IN), sums, f"unit {paths.unit}")
-    seal(paths, "read", outputs, tally)
+    sums = {part: tally.sum("outcome", part) for part in (acc.READ, acc.ERRORS, acc.SAMPLED_OUT)}
+    acc.check(acc.RECORDS_IN, tally.sum("outcome", acc.RECORDS_IN), sums, f"unit {unit.unit}")
+    seal(unit.seal, unit.out, (unit.documents, unit.errors, unit.records), tally)
     pa.default_memory_pool().release_unused()
+
+
+def document_schema(splitters: Sequence[Splitter]) -> pa.Schema:
+    """Documents with a column for each signal; float32 holds every count of a document of 16 MiB exactly."""
+    return pa.schema([*DOCUMENT_SCHEMA, *(pa.field(name, pa.float32()) for name in _added(splitters))])
+
+
+def _added(splitters: Sequence[Splitter]) -> list[str]:
+    return [name for name in names(splitters) if name not in DOCUMENT_SCHEMA.names]
+
+
+def _with_signals(batch: pa.RecordBatch, splitters: Sequence[Splitter]) -> pa.RecordBatch:
+    signals = scan(batch.column("text"), splitters)
+    columns = [*batch.columns, *(signals.column(name).cast(pa.float32()) for name in _added(splitters))]
+    return pa.RecordBatch.from_arrays(columns, schema=document_schema(splitters))
 
 
 def _error_row(failure: Failure, part: UnitPart, tally: Tally) -> tuple[Any, ...]:
@@ -85,27 +93,18 @@ def _error_row(failure: Failure, part: UnitPart, tally: Tally) -> tuple[Any, ...
     return source, span.name, where, failure.reason, failure.excerpt
 
 
-def _judge(
-    document: Document, part: UnitPart, task: ReadTask, tally: Tally, dropped: AddRow
-) -> tuple[Any, ...] | None:
-    """The row of a document that passes; one that does not is counted, and written if a rule drops it."""
+def _row(document: Document, part: UnitPart, task: ReadTask, tally: Tally) -> tuple[Any, ...] | None:
+    """The row of a document that is in the sample."""
     source, size = part.source_name, document.bytes
     labels = (source, document.kind, document.file_type)
     tally.add(("outcome", acc.RECORDS_IN, *labels), 1, size)
-    if task.sampling_rate < 1 and not _sampled(document.id, task.sampling_rate):
-        tally.add(("outcome", acc.SAMPLED_OUT, *labels), 1, size)
+    sampled = task.sampling_rate >= 1 or _sampled(document.id, task.sampling_rate)
+    tally.add(("outcome", acc.READ if sampled else acc.SAMPLED_OUT, *labels), 1, size)
+    if not sampled:
         return None
     origin = (source, part.span.name, document.key)
-    identity = document.id.hex()
-    if why := reasons(document.text, document.kind, task.rules):
-        tally.add(("outcome", acc.DROPPED, *labels), 1, size)
-        tally.drop(why, source, size)
-        excerpt = document.text[:EXCERPT_CHARACTERS]
-        dropped((identity, *origin, document.kind, document.file_type, size, why, "", excerpt))
-        return None
-    tally.add(("outcome", acc.PASSED, *labels), 1, size)
     tail = (document.group, document.kind, document.file_type, document.url, size)
-    return (identity, document.text, *origin, *tail)
+    return (document.id.hex(), document.text, *origin, *tail)
 
 
 def _sampled(identity: bytes, rate: float) -> bool:

@@ -161,9 +161,19 @@ def part_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[pa.RecordBa
 
 
 @contextmanager
-def row_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Sequence[Any]], None]]:
-    """Like `part_writer`, for rows: sequences of Python values in schema order."""
-    with part_writer(path, schema) as append:
+def row_writer(
+    path: Path,
+    schema: pa.Schema,
+    stored: pa.Schema | None = None,
+    extend: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """Like `part_writer`, for rows: sequences of Python values in schema order.
+
+    Args:
+        extend: makes of a batch of rows the batch that is stored.
+        stored: schema of that one, if it is another.
+    """
+    with part_writer(path, stored or schema) as append:
         rows: list[Sequence[Any]] = []
         size = 0
 
@@ -172,12 +182,13 @@ def row_writer(path: Path, schema: pa.Schema) -> Iterator[Callable[[Sequence[Any
             rows.append(row)
             size += sum(len(value) for value in row if isinstance(value, str))
             if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-                append(_batch(rows, schema))
+                append(extend(_batch(rows, schema)))
                 rows.clear()
                 size = 0
 
         yield add
-        append(_batch(rows, schema))
+        if rows:
+            append(extend(_batch(rows, schema)))
 
 
 def _batch(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:

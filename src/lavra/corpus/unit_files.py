@@ -13,57 +13,85 @@ from typing import NamedTuple
 from lavra.artifact import read_json, write_json
 from lavra.corpus.accounting import Tally
 
-WORK = "work"  # folder of intermediate files, inside the artifact
+WORK = "work"  # folder of intermediate files, inside the corpus artifact
 
 
-class UnitPaths(NamedTuple):
-    """Files of one unit below the artifact `out`."""
+class ReadUnit(NamedTuple):
+    """Files of one unit below the `documents` artifact `out`."""
 
     out: Path
     unit: int
 
     @property
     def folder(self) -> Path:
-        """Its intermediate files."""
-        return self.out / WORK / "units" / f"{self.unit:05d}"
+        """All of them but the errors."""
+        return self.out / "units" / f"{self.unit:05d}"
 
     @property
     def documents(self) -> Path:
-        """Documents that pass the rules, in order."""
+        """Documents that could be read, in order, with their signals."""
         return self.folder / "documents.parquet"
-
-    @property
-    def dropped(self) -> Path:
-        """Documents that the rules drop."""
-        return self.folder / "dropped.parquet"
 
     @property
     def records(self) -> Path:
         """Binary records of `documents`."""
         return self.folder / "records.bin"
 
+    @property
+    def errors(self) -> Path:
+        """Records that could not be read."""
+        return self.out / "errors" / f"part-{self.unit:05d}.parquet"
+
+    @property
+    def seal(self) -> Path:
+        """The record that says that the unit is read."""
+        return self.folder / "read.json"
+
+
+class WriteUnit(NamedTuple):
+    """Files of one unit below the `corpus` artifact `out`, and those that it comes from."""
+
+    out: Path
+    read: ReadUnit
+
+    @property
+    def folder(self) -> Path:
+        """Intermediate files."""
+        return self.out / WORK / "units" / f"{self.read.unit:05d}"
+
+    @property
+    def verdicts(self) -> Path:
+        """Bits [documents, rules / 8] of the rules that speak against each document."""
+        return self.folder / "verdicts.npy"
+
     def part(self, side: str) -> Path:
-        """Its part of the finished corpus: train, validation, dropped or errors."""
-        return self.out / side / f"part-{self.unit:05d}.parquet"
+        """Its part of the finished corpus: train, validation or dropped."""
+        return self.out / side / f"part-{self.read.unit:05d}.parquet"
 
     def seal(self, name: str) -> Path:
-        """The record that says that a pass is complete."""
+        """The record that says that a pass, `judge` or `write`, is complete."""
         return self.folder / f"{name}.json"
 
 
-def sealed_tally(paths: UnitPaths, name: str) -> Tally | None:
-    """The tally of a complete pass; None when it must (again) be done."""
-    if not paths.seal(name).exists():
+def sealed_tally(seal_file: Path, out: Path) -> Tally | None:
+    """The tally of a complete pass over files below `out`; None when it must (again) be done."""
+    if not seal_file.exists():
         return None
-    record = read_json(paths.seal(name))
+    record = read_json(seal_file)
     for file, size in record["files"].items():
-        path = paths.out / file
+        path = out / file
         if not path.exists() or path.stat().st_size != size:
             return None
     return Tally(record["tally"])
 
 
-def seal(paths: UnitPaths, name: str, files: Sequence[Path], tally: Tally) -> None:
+def seal(seal_file: Path, out: Path, files: Sequence[Path], tally: Tally) -> None:
     """Declare a pass complete; files that were not needed do not exist."""
-    sizes = {str(path.relative_to(paths.out)): path.stat().st_size for path in files if path.exists()}
-    write_json(paths.seal(name), {"files": sizes, "tally": tally.to_rows()})
+    sizes = {str(path.relative_to(out)): path.stat().st_size for path in files if path.exists()}
+    write_json(seal_file, {"files": sizes, "tally": tally.to_rows()})
+
+
+def merged(seals: Sequence[Path], out: Path) -> Tally:
+    """The tallies of several complete passes together."""
+    tallies = [sealed_tally(seal_file, out) for seal_file in seals]
+    return Tally(row for tally in tallies if tally is not None for row in tally.to_rows())

@@ -1,8 +1,8 @@
-"""Second pass over a unit: what dedup and split decided -> train, validation and dropped parts."""
+"""Third pass over a unit: what rules, dedup and split decided -> train, validation and dropped parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from lavra.artifact import read_json
 from lavra.corpus import accounting as acc
-from lavra.corpus.accounting import Tally
+from lavra.corpus.accounting import DUPLICATE, Tally
 from lavra.corpus.dedup import copies_of_unit, open_copies
 from lavra.corpus.documents import content_id
+from lavra.corpus.judge_pass import open_verdicts
 from lavra.corpus.readers import place
 from lavra.corpus.records import Records, read_records
-from lavra.corpus.rules import DUPLICATE
 from lavra.corpus.split import Cut, cut_tail, is_held_out
 from lavra.corpus.store import (
     DOCUMENT_SCHEMA,
@@ -27,24 +27,26 @@ from lavra.corpus.store import (
     iter_part,
     part_writer,
 )
-from lavra.corpus.unit_files import WORK, UnitPaths, seal, sealed_tally
+from lavra.corpus.unit_files import WORK, ReadUnit, WriteUnit, seal, sealed_tally
 
-COPIES, GROUPS, DOCUMENTS, FILES = "copies", "groups.npy", "documents.npy", "files.json"  # in `work`
+COPIES, GROUPS, DOCUMENTS = "copies", "groups.npy", "documents.npy"  # in `work`
+FILES = "files.json"  # beside the documents: source, name and reader of every file
 
 
 class WriteTask(NamedTuple):
-    """A unit, and the cut when it concerns this unit."""
+    """A unit, the reasons behind its verdicts, and the cut when it concerns this unit."""
 
-    paths: UnitPaths
+    unit: WriteUnit
+    reasons: Sequence[str]
     cut: Cut | None
 
 
 def write_unit(task: WriteTask) -> None:
     """Write the parts of a unit."""
-    paths, tally = task.paths, Tally()
-    if sealed_tally(paths, "write") is not None:
+    unit, tally = task.unit, Tally()
+    if sealed_tally(unit.seal("write"), unit.out) is not None:
         return
-    outputs = {side: paths.part(side) for side in (acc.TRAIN, acc.VALIDATION, acc.DROPPED)}
+    outputs = {side: unit.part(side) for side in (acc.TRAIN, acc.VALIDATION, acc.DROPPED)}
     with ExitStack() as stack:
         write = {
             side: stack.enter_context(
@@ -52,31 +54,33 @@ def write_unit(task: WriteTask) -> None:
             )
             for side, path in outputs.items()
         }
-        for batch in iter_part(paths.dropped):
-            write[acc.DROPPED](batch)
         for side, batch in _routed(task, tally):
             write[side](batch)
     _check(task, tally)
-    seal(paths, "write", list(outputs.values()), tally)
+    seal(unit.seal("write"), unit.out, list(outputs.values()), tally)
     pa.default_memory_pool().release_unused()
 
 
 def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Every document of a unit once, in batches with the side that it goes to."""
-    work = task.paths.out / WORK
+    unit, work = task.unit, task.unit.out / WORK
     groups, documents = np.load(work / GROUPS), np.load(work / DOCUMENTS)
-    copies = copies_of_unit(open_copies(work / COPIES), task.paths.unit)
+    copies = copies_of_unit(open_copies(work / COPIES), unit.read.unit)
+    verdicts = open_verdicts(unit)
     start = 0
-    for batch in iter_part(task.paths.documents):
-        records = read_records(task.paths.records, start, batch.num_rows)
+    for batch in iter_part(unit.read.documents, DOCUMENT_SCHEMA.names):
+        records = read_records(unit.read.records, start, batch.num_rows)
         rows = np.arange(start, start + batch.num_rows)
-        is_copy = np.isin(rows, copies["row"])
-        held_out = is_held_out(records, groups, documents)
+        bits = verdicts[start : start + batch.num_rows]
+        against, is_copy = bits.any(axis=1), np.isin(rows, copies["row"])
+        kept, held_out = ~against & ~is_copy, is_held_out(records, groups, documents)
+        yield acc.DROPPED, _judged_rows(batch.filter(pa.array(against)), bits[against], task.reasons)
         copied = batch.filter(pa.array(is_copy))
-        yield acc.DROPPED, _copy_rows(copied, copies[np.isin(copies["row"], rows)], work, tally)
-        _count(batch.filter(pa.array(~is_copy)), acc.KEPT, tally)
+        files = unit.read.out / FILES
+        yield acc.DROPPED, _copy_rows(copied, copies[np.isin(copies["row"], rows)], files, tally)
+        _count(batch.filter(pa.array(kept)), acc.KEPT, tally)
         cut = task.cut.row - start if task.cut and task.cut.row in rows else None
-        for side, mask in ((acc.TRAIN, ~is_copy & ~held_out), (acc.VALIDATION, ~is_copy & held_out)):
+        for side, mask in ((acc.TRAIN, kept & ~held_out), (acc.VALIDATION, kept & held_out)):
             if cut is not None:
                 mask[cut] = False  # goes in two parts below
             chosen = batch.filter(pa.array(mask))
@@ -89,14 +93,14 @@ def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch
         start += batch.num_rows
 
 
-def document_text(paths: UnitPaths, row: int) -> str:
+def document_text(unit: ReadUnit, row: int) -> str:
     """Text of one document of a unit that was read."""
     start = 0
-    for batch in iter_part(paths.documents, ["text"]):
+    for batch in iter_part(unit.documents, ["text"]):
         if row < start + batch.num_rows:
             return str(batch.column("text")[row - start].as_py())
         start += batch.num_rows
-    raise AssertionError(f"unit {paths.unit} has no row {row}")
+    raise AssertionError(f"unit {unit.unit} has no row {row}")
 
 
 def _cut_document(document: pa.RecordBatch, tail_bytes: int) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -108,18 +112,33 @@ def _cut_document(document: pa.RecordBatch, tail_bytes: int) -> Iterator[tuple[s
         yield side, pa.RecordBatch.from_pylist([changed], DOCUMENT_SCHEMA)
 
 
-def _copy_rows(batch: pa.RecordBatch, copies: Records, work: Path, tally: Tally) -> pa.RecordBatch:
+def _judged_rows(batch: pa.RecordBatch, bits: Records, reasons: Sequence[str]) -> pa.RecordBatch:
+    """Dropped rows of documents that rules speak against; they are counted where they are judged."""
+    against = np.unpackbits(bits, axis=1, count=len(reasons)).astype(bool)
+    why = [[reasons[rule] for rule in np.flatnonzero(row).tolist()] for row in against]
+    return _dropped(batch, why, [""] * batch.num_rows)
+
+
+def _copy_rows(batch: pa.RecordBatch, copies: Records, files: Path, tally: Tally) -> pa.RecordBatch:
     """Dropped rows of later copies, with the place of the document that stays."""
     _count(batch, acc.DROPPED, tally)
-    rows = []
-    for row, copy in zip(batch.to_pylist(), copies, strict=True):
-        tally.drop([DUPLICATE], row["source"], row["bytes"])
-        kept = _place(str(work / FILES), int(copy["kept_file"]), int(copy["kept_position"]))
-        rows.append(
-            {name: row[name] for name in DROPPED_SCHEMA.names if name in row}
-            | {"reasons": [DUPLICATE], "duplicate_of": kept, "excerpt": row["text"][:EXCERPT_CHARACTERS]}
-        )
-    return pa.RecordBatch.from_pylist(rows, DROPPED_SCHEMA)
+    for source, size in zip(*(batch.column(name).to_pylist() for name in ("source", "bytes")), strict=True):
+        tally.drop([DUPLICATE], source, size)
+    kept = [_place(str(files), int(copy["kept_file"]), int(copy["kept_position"])) for copy in copies]
+    return _dropped(batch, [[DUPLICATE]] * batch.num_rows, kept)
+
+
+def _dropped(batch: pa.RecordBatch, reasons: list[list[str]], duplicate_of: list[str]) -> pa.RecordBatch:
+    made = {
+        "reasons": reasons,
+        "duplicate_of": duplicate_of,
+        "excerpt": [text.as_py()[:EXCERPT_CHARACTERS] for text in batch.column("text")],
+    }
+    arrays = [
+        pa.array(made[field.name], field.type) if field.name in made else batch.column(field.name)
+        for field in DROPPED_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=DROPPED_SCHEMA)
 
 
 def _place(files_json: str, file: int, position: int) -> str:
@@ -141,12 +160,12 @@ def _count(batch: pa.RecordBatch, outcome: str, tally: Tally) -> None:
 
 def _check(task: WriteTask, tally: Tally) -> None:
     """What passed the rules was kept or is a copy; what is kept is on one side."""
-    where = f"unit {task.paths.unit}"
-    read = sealed_tally(task.paths, "read")
-    assert read is not None
+    where = f"unit {task.unit.read.unit}"
+    judged = sealed_tally(task.unit.seal("judge"), task.unit.out)
+    assert judged is not None
     kept, train = tally.sum("outcome", acc.KEPT), tally.sum("outcome", acc.TRAIN)
     dropped, validation = tally.sum("outcome", acc.DROPPED), tally.sum("outcome", acc.VALIDATION)
-    passed = read.sum("outcome", acc.PASSED)
+    passed = judged.sum("outcome", acc.PASSED)
     acc.check(acc.PASSED, passed, {acc.KEPT: kept, acc.DROPPED: dropped}, where)
     if task.cut:
         kept = kept[0] + 1, kept[1]  # one document became two

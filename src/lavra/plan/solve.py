@@ -155,7 +155,7 @@ def _candidate(s: Situation, size: int) -> Candidate:
     )
     spending = _spend(s, shape, compile_, rate)
     bits, basis = predict_bits_per_byte(shape.parameter_count(), max(spending.tokens, 1.0))
-    micro = _micro_batch(s, shape, batch_size, optimizer)
+    micro = _micro_batch(s, shape, batch_size, optimizer, compile_)
     memory = peak_memory_bytes(
         shape, micro, optimizer=optimizer, compiled=compile_ != "off", calibration=s.calibration
     )
@@ -303,11 +303,17 @@ def _batch_size(s: Situation, shape: ModelShape, tokens: float) -> int:
     return max(1, 1 << round(math.log2(max(wanted / shape.seq_len, 1))))
 
 
-def _micro_batch(s: Situation, shape: ModelShape, batch_size: int, optimizer: OptimizerName) -> int:
-    """Largest power of two that fits in memory, no more tokens than the kernels profit from."""
+def _micro_batch(
+    s: Situation, shape: ModelShape, batch_size: int, optimizer: OptimizerName, compile_: str
+) -> int:
+    """Largest power of two that fits in memory, no more tokens than the kernels profit from.
+
+    On a CPU compiled code is fastest where a layer's activations stay in the cache (docs/lab-log.md).
+    """
     if s.wishes.micro_batch_size != "auto":
         return min(int(s.wishes.micro_batch_size), batch_size)
-    useful = max(1, (4096 if s.calibration.device == "cpu" else 65536) // shape.seq_len)
+    on_cpu = 4096 if compile_ == "off" else 1024
+    useful = max(1, (on_cpu if s.calibration.device == "cpu" else 65536) // shape.seq_len)
     micro = min(batch_size, 1 << (useful.bit_length() - 1))
     while micro > 1 and (
         peak_memory_bytes(shape, micro, optimizer=optimizer, compiled=False, calibration=s.calibration)

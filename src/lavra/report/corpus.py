@@ -22,7 +22,7 @@ FATES = {"train": 4, "validation": 1, "dropped": 3, "errors": 7, "sampled_out": 
 def view(run: Run) -> dict[str, Any]:
     """Context of the section "Corpus"."""
     accounting = run.facts("corpus/accounting.json")
-    dropped, errors = samples(run, "dropped"), samples(run, "errors")
+    dropped, errors = samples(run, "corpus/dropped"), samples(run, "documents/errors")
     if not accounting and not dropped and not errors:
         return run.missing("corpus/accounting.json", "corpus")
     totals, tables = part(accounting, "totals"), {k: v for k, v in accounting.items() if k != "notes"}
@@ -65,9 +65,9 @@ def documents(entry: Any) -> int:
 
 
 def samples(run: Run, folder: str) -> dict[str, list[dict[str, Any]]]:
-    """A few rows for each reason from `corpus/<folder>/*.parquet`."""
+    """A few rows for each reason from `<folder>/*.parquet`."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted((run.folder / "corpus" / folder).glob("*.parquet"))[:MAX_FILES]:
+    for file in sorted((run.folder / folder).glob("*.parquet"))[:MAX_FILES]:
         try:
             for row in first_rows(file):
                 for reason in reasons(row):
@@ -76,7 +76,7 @@ def samples(run: Run, folder: str) -> dict[str, list[dict[str, Any]]]:
                         if len(kept) < SAMPLES_PER_REASON:
                             kept.append(sample(row))
         except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-            run.problems.append(f"corpus/{folder}/{file.name} cannot be read: {error}")
+            run.problems.append(f"{folder}/{file.name} cannot be read: {error}")
     return dict(sorted(found.items()))
 
 

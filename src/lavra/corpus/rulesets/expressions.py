@@ -51,11 +51,11 @@ class Expression:
             return np.asarray(self._evaluate(columns), bool)
 
 
-def parse(text: str, resolve: Callable[[str], str]) -> Expression:
+def parse(text: str, resolve: Callable[[str], str | float]) -> Expression:
     """Read an expression.
 
     Args:
-        resolve: the signal that a name stands for.
+        resolve: the signal that a name stands for, or its value.
 
     Raises:
         ValueError: no such expression, or what `resolve` raises; tells what and where.
@@ -71,7 +71,7 @@ def parse(text: str, resolve: Callable[[str], str]) -> Expression:
     return Expression(text, frozenset(names), evaluate)
 
 
-def _compile(node: ast.expr, text: str, resolve: Callable[[str], str], names: set[str]) -> _Evaluate:
+def _compile(node: ast.expr, text: str, resolve: Callable[[str], str | float], names: set[str]) -> _Evaluate:
     def compiled(child: ast.expr) -> _Evaluate:
         return _compile(child, text, resolve, names)
 
@@ -81,9 +81,11 @@ def _compile(node: ast.expr, text: str, resolve: Callable[[str], str], names: se
         case ast.Constant(value=(int() | float()) as value):
             return lambda columns: np.float64(value)
         case ast.Name() | ast.Attribute(value=ast.Name()):
-            name = resolve(ast.unparse(node))
-            names.add(name)
-            return lambda columns: columns[name]
+            meant = resolve(ast.unparse(node))
+            if isinstance(meant, float):
+                return lambda columns: np.float64(meant)
+            names.add(meant)
+            return lambda columns: columns[meant]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
             act, first, second = _ARITHMETIC[type(op)], compiled(left), compiled(right)
             return lambda columns: act(first(columns), second(columns))
