@@ -327,13 +327,13 @@ def peak_learning_rate(wish: float | str, d_model: int, optimizer: str) -> float
     """The wish, or for `auto` 3e-3 up to width 256, falling like width^-1.2 (8e-4 at 768, 2.5e-4 at 2048).
 
     That is AdamW's. Lion's signs take a fifth (Chen et al. 2023: 3 to 10 times less). Muon's matrices take
-    more the narrower they are: 2.2e-2 at width 64, 1.3e-2 at 128 (docs/lab-log.md), falling like width^-0.75
-    up to 256 and from there as AdamW's.
+    1.2e-2 up to width 128, 7e-3 at 256, and from there fall as AdamW's; at width 64 twice as much is as good,
+    with activations ten times as large (docs/lab-log.md).
     """
     if wish != "auto":
         return float(wish)
     wide = max(1.0, d_model / 256) ** -1.2
-    rate = 1.3e-2 * (128 / min(d_model, 256)) ** 0.75 if optimizer == "muon" else 3e-3
+    rate = 1.2e-2 * (128 / min(max(d_model, 128), 256)) ** 0.75 if optimizer == "muon" else 3e-3
     return float(f"{rate * wide / (5 if optimizer == 'lion' else 1):.2g}")
 
 
