@@ -235,6 +235,7 @@ def corpus_stage(run: Run) -> Artifact:
         "format": CORPUS_FORMAT,
         "documents": artifact.fingerprint(read_inputs),
         "rules": rules.to_json(),
+        "near_duplicates": config.near_duplicates.model_dump(mode="json"),
         "validation_fraction": config.validation_fraction,
         "validation_max_bytes": decisions["validation_max_bytes"],
     }

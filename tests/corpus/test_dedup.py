@@ -49,7 +49,7 @@ def brute_force(units):
         for row, text in enumerate(texts):
             if text in first:
                 kept_unit, kept_row = first[text]
-                copies.append((unit, row, kept_unit, 100 + kept_row))
+                copies.append((unit, row, kept_unit, 100 + kept_row, 0, 1))
             else:
                 first[text] = unit, row
     return copies

@@ -1,6 +1,6 @@
 """The corpus artifact: documents -> judged, deduplicated, split and accounted Parquet parts.
 
-    judge units -> deduplicate -> split -> write units -> accounting.json -> COMPLETE
+    judge units -> deduplicate -> near-duplicates -> split -> write units -> accounting.json -> COMPLETE
 
 All intermediate files are below `work/` and go once `accounting.json` says that every part is
 whole. Each step leaves atomically written files, so the same command continues after any
@@ -24,6 +24,7 @@ from lavra.corpus.config import CorpusConfig
 from lavra.corpus.dedup import deduplicate, iter_kept
 from lavra.corpus.executor import map_units
 from lavra.corpus.judge_pass import iter_passed, judge_unit
+from lavra.corpus.near.find import JOINED, NEAR, find_near_duplicates, regroup
 from lavra.corpus.reading import nothing_kept
 from lavra.corpus.records import KINDS, Records
 from lavra.corpus.rulesets.ruleset import Ruleset, combine
@@ -82,7 +83,9 @@ def _build(
         judged = merged([unit.seal("judge") for unit in units], out)
         if not judged.sum("outcome", acc.PASSED)[0]:
             raise nothing_kept(acc.Tally([*read.to_rows(), *judged.to_rows()]), facts["sources"])
-        plan = _decide(config, units, out, judged.sum("outcome", acc.PASSED)[0], validation_max_bytes)
+        passed = judged.sum("outcome", acc.PASSED)[0]
+        _find_copies(config, units, out / WORK, passed, facts["weights"], workers)
+        plan = _decide(config, units, out, validation_max_bytes)
         cut = Cut(*plan["cut"]) if plan["cut"] else None
         tasks = [
             WriteTask(u, list(rules.rules), cut if cut and cut.unit == u.read.unit else None) for u in units
@@ -102,18 +105,38 @@ def _judge_units(units: Sequence[WriteUnit], rules: Ruleset) -> None:
             bar.advance(1)
 
 
+def _find_copies(
+    config: CorpusConfig,
+    units: Sequence[WriteUnit],
+    work: Path,
+    passed: int,
+    weights: Sequence[int],
+    workers: int,
+) -> None:
+    """Exact copies, then near-duplicates among the others; `joined.npy` is written before `near.npy`."""
+    if (work / COPIES / NEAR).exists():
+        return
+    deduplicate(iter_passed(units), passed, work / COPIES)
+    if config.near_duplicates.enabled:
+        limits = config.near_duplicates
+        find_near_duplicates(units, work / COPIES, limits, work, weights=weights, workers=workers)
+    else:
+        with atomic_writer(work / JOINED) as file:
+            np.save(file, np.empty((0, 2), np.uint64))
+
+
 def _decide(
-    config: CorpusConfig, units: Sequence[WriteUnit], out: Path, passed: int, validation_max_bytes: int
+    config: CorpusConfig, units: Sequence[WriteUnit], out: Path, validation_max_bytes: int
 ) -> dict[str, Any]:
-    """Find copies and choose what is held out; `plan.json` is written last."""
+    """Choose what is held out; `plan.json` is written last."""
     work = out / WORK
     plan_file = work / PLAN
     if plan_file.exists():
         return dict(read_json(plan_file))
-    deduplicate(iter_passed(units), passed, work / COPIES)
+    joined = np.load(work / JOINED)
 
     def kept() -> Iterator[Records]:
-        return iter_kept(iter_passed(units), work / COPIES)
+        return (regroup(chunk, joined) for chunk in iter_kept(iter_passed(units), work / COPIES))
 
     plan = plan_split(kept, config.validation_fraction, validation_max_bytes, work / "scratch")
     if plan.cut:

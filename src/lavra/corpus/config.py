@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lavra.corpus.near.config import NearDuplicates
 from lavra.schema import AutoBytes, AutoCount, Bytes, Config
 
 STANDARD_LIBRARY = "python:stdlib"
@@ -53,6 +54,7 @@ class CorpusConfig(Config):
     thresholds: dict[str, float] = Field(
         default={}, description="Thresholds of the rulesets that you change, as `min_characters: 200`"
     )
+    near_duplicates: NearDuplicates = NearDuplicates()
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the kept bytes held out, by whole groups"
     )

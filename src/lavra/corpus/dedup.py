@@ -13,8 +13,13 @@ import numpy as np
 from lavra.artifact import atomic_writer
 from lavra.corpus.records import Records, bucket_count, partition, read_bucket
 
-# One later copy, and where the document that stays in its place is.
-COPY = np.dtype([("unit", "<u4"), ("row", "<u4"), ("kept_file", "<u4"), ("kept_position", "<u8")])
+# One later copy, where the document that stays in its place is, and how alike they are.
+COPY = np.dtype(
+    [
+        *[("unit", "<u4"), ("row", "<u4"), ("kept_file", "<u4"), ("kept_position", "<u8")],
+        *[("near", "u1"), ("similarity", "<f4")],
+    ]
+)
 
 
 def deduplicate(chunks: Iterable[Records], record_count: int, out: Path) -> None:
@@ -44,6 +49,7 @@ def find_copies(records: Records) -> Records:
     copies = np.empty(int((~new).sum()), COPY)
     for name in ("unit", "row"):
         copies[name] = records[name][order[~new]]
+    copies["near"], copies["similarity"] = 0, 1
     copies["kept_file"] = records["file"][kept[~new]]
     copies["kept_position"] = records["position"][kept[~new]]
     return np.sort(copies, order=("unit", "row"))

@@ -81,7 +81,7 @@ def bucket_count(records: int) -> int:
 
 
 def partition(chunks: Iterable[Records], field: str, buckets: int, folder: Path) -> list[Path]:
-    """Spread records over files by the leading bits of `field`; order is kept within a file.
+    """Spread records of any type over files by the leading bits of `field`; order is kept within a file.
 
     The files, in `folder` (emptied first), follow each other in the order of `field`.
     """

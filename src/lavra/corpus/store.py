@@ -53,6 +53,7 @@ DROPPED_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("reasons", pa.list_(pa.string())),
         ("duplicate_of", pa.string()),  # place of the document that was kept instead
+        ("similarity", pa.float32()),  # to that: shared shingles / all shingles of both; 0 without one
         ("excerpt", pa.string()),
     ]
 )

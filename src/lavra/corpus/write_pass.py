@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from lavra.artifact import read_json
 from lavra.corpus import accounting as acc
-from lavra.corpus.accounting import DUPLICATE, Tally
+from lavra.corpus.accounting import DUPLICATE, NEAR_DUPLICATE, Tally
 from lavra.corpus.dedup import copies_of_unit, open_copies
 from lavra.corpus.documents import content_id
 from lavra.corpus.judge_pass import open_verdicts
+from lavra.corpus.near.find import JOINED, regroup
 from lavra.corpus.readers import place
 from lavra.corpus.records import Records, read_records
 from lavra.corpus.split import Cut, cut_tail, is_held_out
@@ -66,10 +67,10 @@ def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch
     unit, work = task.unit, task.unit.out / WORK
     groups, documents = np.load(work / GROUPS), np.load(work / DOCUMENTS)
     copies = copies_of_unit(open_copies(work / COPIES), unit.read.unit)
-    verdicts = open_verdicts(unit)
+    verdicts, joined = open_verdicts(unit), np.load(work / JOINED)
     start = 0
     for batch in iter_part(unit.read.documents, DOCUMENT_SCHEMA.names):
-        records = read_records(unit.read.records, start, batch.num_rows)
+        records = regroup(read_records(unit.read.records, start, batch.num_rows), joined)
         rows = np.arange(start, start + batch.num_rows)
         bits = verdicts[start : start + batch.num_rows]
         against, is_copy = bits.any(axis=1), np.isin(rows, copies["row"])
@@ -116,22 +117,27 @@ def _judged_rows(batch: pa.RecordBatch, bits: Records, reasons: Sequence[str]) -
     """Dropped rows of documents that rules speak against; they are counted where they are judged."""
     against = np.unpackbits(bits, axis=1, count=len(reasons)).astype(bool)
     why = [[reasons[rule] for rule in np.flatnonzero(row).tolist()] for row in against]
-    return _dropped(batch, why, [""] * batch.num_rows)
+    return _dropped(batch, why, [""] * batch.num_rows, [0.0] * batch.num_rows)
 
 
 def _copy_rows(batch: pa.RecordBatch, copies: Records, files: Path, tally: Tally) -> pa.RecordBatch:
     """Dropped rows of later copies, with the place of the document that stays."""
     _count(batch, acc.DROPPED, tally)
-    for source, size in zip(*(batch.column(name).to_pylist() for name in ("source", "bytes")), strict=True):
-        tally.drop([DUPLICATE], source, size)
+    why = [[NEAR_DUPLICATE if near else DUPLICATE] for near in copies["near"]]
+    sizes = zip(*(batch.column(name).to_pylist() for name in ("source", "bytes")), strict=True)
+    for reasons, (source, size) in zip(why, sizes, strict=True):
+        tally.drop(reasons, source, size)
     kept = [_place(str(files), int(copy["kept_file"]), int(copy["kept_position"])) for copy in copies]
-    return _dropped(batch, [[DUPLICATE]] * batch.num_rows, kept)
+    return _dropped(batch, why, kept, copies["similarity"].tolist())
 
 
-def _dropped(batch: pa.RecordBatch, reasons: list[list[str]], duplicate_of: list[str]) -> pa.RecordBatch:
+def _dropped(
+    batch: pa.RecordBatch, reasons: list[list[str]], duplicate_of: list[str], similarity: list[float]
+) -> pa.RecordBatch:
     made = {
         "reasons": reasons,
         "duplicate_of": duplicate_of,
+        "similarity": similarity,
         "excerpt": [text.as_py()[:EXCERPT_CHARACTERS] for text in batch.column("text")],
     }
     arrays = [
