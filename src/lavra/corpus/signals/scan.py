@@ -82,6 +82,7 @@ TEXT = {
     "second_pieces": "Pieces equal to one before",
     "second_piece_characters": "Characters of those",
     "paragraphs": 'Pieces between runs of two or more "\\n", of the text without white space around it',
+    "paragraph_characters": "Characters of those",
     "second_paragraphs": "Paragraphs equal to one before",
     "second_paragraph_characters": "Characters of those",
     "repeated_paragraphs": "Paragraphs that have an equal",
@@ -271,6 +272,8 @@ def _lines(
     row[T.pieces], row[T.second_pieces], row[T.second_piece_characters] = count, found[0], found[1]
     start, stop = strip(kinds, 0, length)
     count = _pieces(codes, start, stop, 2, starts, stops)
+    for k in range(count):
+        row[T.paragraph_characters] += stops[k] - starts[k]
     found = duplicates(codes, starts, stops, count, keys, counts)
     row[T.paragraphs], row[T.second_paragraphs], row[T.second_paragraph_characters] = (
         count,
