@@ -229,12 +229,14 @@ def corpus_stage(run: Run) -> Artifact:
         "files": scan.inputs(),
         "max_document_bytes": config.max_document_bytes,
         "words": splitters_of([rules]),
+        "languages": bool(config.languages),
         "max_bytes": decisions["corpus_max_bytes"],
     }
     inputs = {
         "format": CORPUS_FORMAT,
         "documents": artifact.fingerprint(read_inputs),
         "rules": rules.to_json(),
+        "languages": [*config.languages, config.min_language_score] if config.languages else [],
         "near_duplicates": config.near_duplicates.model_dump(mode="json"),
         "validation_fraction": config.validation_fraction,
         "validation_max_bytes": decisions["validation_max_bytes"],

@@ -23,11 +23,10 @@ from lavra.corpus.accounting import build_accounting, summarize
 from lavra.corpus.config import CorpusConfig
 from lavra.corpus.dedup import deduplicate, iter_kept
 from lavra.corpus.executor import map_units
-from lavra.corpus.judge_pass import iter_passed, judge_unit
+from lavra.corpus.judge_pass import Judge, iter_passed, judge_unit, make_judge
 from lavra.corpus.near.find import JOINED, NEAR, find_near_duplicates, regroup
 from lavra.corpus.reading import nothing_kept
 from lavra.corpus.records import KINDS, Records
-from lavra.corpus.rulesets.ruleset import Ruleset, combine
 from lavra.corpus.split import Cut, check_cut, plan_split
 from lavra.corpus.store import ACCOUNTING, read_accounting
 from lavra.corpus.unit_files import WORK, ReadUnit, WriteUnit, merged
@@ -74,12 +73,12 @@ def _build(
     config: CorpusConfig, documents: Artifact, out: Path, validation_max_bytes: int, workers: int
 ) -> dict[str, Any]:
     """All passes; contents of `accounting.json`."""
-    facts, rules = documents.summary, combine(config.rulesets, config.thresholds)
+    facts, judge = documents.summary, make_judge(config)
     units = [WriteUnit(out, ReadUnit(documents.path, unit)) for unit in range(facts["units"])]
     read = merged([unit.read.seal for unit in units], documents.path)
     split, notes = {"validation_groups": 0}, list(facts["notes"])
     if units:  # else all text comes tokenised
-        _judge_units(units, rules)
+        _judge_units(units, judge)
         judged = merged([unit.seal("judge") for unit in units], out)
         if not judged.sum("outcome", acc.PASSED)[0]:
             raise nothing_kept(acc.Tally([*read.to_rows(), *judged.to_rows()]), facts["sources"])
@@ -87,21 +86,19 @@ def _build(
         _find_copies(config, units, out / WORK, passed, facts["weights"], workers)
         plan = _decide(config, units, out, validation_max_bytes)
         cut = Cut(*plan["cut"]) if plan["cut"] else None
-        tasks = [
-            WriteTask(u, list(rules.rules), cut if cut and cut.unit == u.read.unit else None) for u in units
-        ]
+        tasks = [WriteTask(u, judge.reasons, cut if cut and cut.unit == u.read.unit else None) for u in units]
         map_units(write_unit, tasks, facts["weights"], workers=workers, label="corpus: write")
         split, notes = plan["split"], plan["notes"] + notes
     tally = merged([seal for unit in units for seal in (unit.seal("judge"), unit.seal("write"))], out)
     tally = acc.Tally([*read.to_rows(), *tally.to_rows()])
-    accounting = build_accounting(tally, list(rules.rules), split, notes)
+    accounting = build_accounting(tally, judge.reasons, split, notes)
     return accounting | {name: facts[name] for name in ("sampling_rate", "ignored_files")}
 
 
-def _judge_units(units: Sequence[WriteUnit], rules: Ruleset) -> None:
+def _judge_units(units: Sequence[WriteUnit], judge: Judge) -> None:
     with progress("corpus: judge", len(units)) as bar:
         for unit in units:
-            judge_unit(unit, rules)
+            judge_unit(unit, judge)
             bar.advance(1)
 
 

@@ -54,6 +54,13 @@ class CorpusConfig(Config):
     thresholds: dict[str, float] = Field(
         default={}, description="Thresholds of the rulesets that you change, as `min_characters: 200`"
     )
+    languages: tuple[str, ...] = Field(
+        default=(), description="Languages to keep, as `[en, pt]`; none: any, and none is identified"
+    )
+    min_language_score: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.65,
+        description="Probability below which a language is not believed (FineWeb and RefinedWeb: 0.65)",
+    )
     near_duplicates: NearDuplicates = NearDuplicates()
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the kept bytes held out, by whole groups"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,26 +11,61 @@ import pyarrow as pa
 from lavra.artifact import atomic_writer
 from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally
+from lavra.corpus.config import CorpusConfig
+from lavra.corpus.read_pass import LANGUAGE_SCORE
 from lavra.corpus.records import Records, iter_located
-from lavra.corpus.rulesets.ruleset import Ruleset
+from lavra.corpus.rulesets.ruleset import Ruleset, combine
 from lavra.corpus.store import iter_part
 from lavra.corpus.unit_files import WriteUnit, seal, sealed_tally
 
+OTHER_LANGUAGE = "other_language"
 _LABELS = ["source", "kind", "file_type"]
 
 
-def judge_unit(unit: WriteUnit, rules: Ruleset) -> None:
+class Judge(NamedTuple):
+    """What speaks against documents: rules, and languages that are not wanted."""
+
+    rules: Ruleset
+    languages: Sequence[str]
+    min_language_score: float
+
+    @property
+    def reasons(self) -> list[str]:
+        """Names of all that may speak against a document."""
+        return [*self.rules.rules, *[OTHER_LANGUAGE] * bool(self.languages)]
+
+    def against(self, batch: pa.RecordBatch) -> Records:
+        """Which reason speaks against which document, bool [reasons, N]."""
+        verdicts = self.rules.judge(batch)
+        if not self.languages:
+            return verdicts
+        wanted = np.isin(np.array(batch.column("language").to_pylist(), object), self.languages)
+        # The column has the precision of float32; so has the limit.
+        sure = np.asarray(batch.column(LANGUAGE_SCORE)) >= np.float32(self.min_language_score)
+        return np.vstack([verdicts, ~(wanted & sure)])
+
+
+def make_judge(config: CorpusConfig) -> Judge:
+    """What the recipe asks for.
+
+    Raises:
+        UsageError: see `rulesets.ruleset.combine`.
+    """
+    return Judge(combine(config.rulesets, config.thresholds), config.languages, config.min_language_score)
+
+
+def judge_unit(unit: WriteUnit, judge: Judge) -> None:
     """Judge the documents of a unit."""
     if sealed_tally(unit.seal("judge"), unit.out) is not None:
         return
     tally, bits = Tally(), []
-    columns = list(dict.fromkeys([*_LABELS, "bytes", *rules.columns]))
+    columns = list(dict.fromkeys([*_LABELS, "bytes", "language", LANGUAGE_SCORE, *judge.rules.columns]))
     for batch in iter_part(unit.read.documents, columns):
-        against = rules.judge(batch)
+        against = judge.against(batch)
         bits.append(np.packbits(against, axis=0).T)
-        _count(batch, against, list(rules.rules), tally)
+        _count(batch, against, judge.reasons, tally)
     with atomic_writer(unit.verdicts) as file:
-        np.save(file, np.concatenate([np.zeros((0, -(-len(rules.rules) // 8)), np.uint8), *bits]))
+        np.save(file, np.concatenate([np.zeros((0, -(-len(judge.reasons) // 8)), np.uint8), *bits]))
     read = sealed_tally(unit.read.seal, unit.read.out)
     assert read is not None
     sums = {part: tally.sum("outcome", part) for part in (acc.PASSED, acc.DROPPED)}

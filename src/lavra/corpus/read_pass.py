@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from lavra.artifact import atomic_writer
@@ -15,12 +16,14 @@ from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally
 from lavra.corpus.config import Source
 from lavra.corpus.documents import Document, Failure
+from lavra.corpus.language import identify
 from lavra.corpus.readers import Span, place, read_span
 from lavra.corpus.records import pack
 from lavra.corpus.signals.scan import Splitter, names, scan
 from lavra.corpus.store import DOCUMENT_SCHEMA, ERROR_SCHEMA, row_writer
 from lavra.corpus.unit_files import ReadUnit, seal, sealed_tally
 
+LANGUAGE_SCORE = "language_score"
 _SAMPLE_KEY = b"lavra sample"
 
 
@@ -39,6 +42,7 @@ class ReadTask(NamedTuple):
     unit: ReadUnit
     parts: list[UnitPart]
     splitters: Sequence[Splitter]
+    identify: bool
     max_document_bytes: int
     sampling_rate: float
 
@@ -49,9 +53,9 @@ def read_unit(task: ReadTask) -> None:
     if sealed_tally(unit.seal, unit.out) is not None:
         return
     with ExitStack() as stack:
-        with_signals = partial(_with_signals, splitters=task.splitters)
-        schema = document_schema(task.splitters)
-        documents = stack.enter_context(row_writer(unit.documents, DOCUMENT_SCHEMA, schema, with_signals))
+        with_signals = partial(_with_signals, task=task)
+        stored = document_schema(task.splitters)
+        documents = stack.enter_context(row_writer(unit.documents, DOCUMENT_SCHEMA, stored, with_signals))
         errors = stack.enter_context(row_writer(unit.errors, ERROR_SCHEMA))
         records = stack.enter_context(atomic_writer(unit.records))
         for part in task.parts:
@@ -71,17 +75,26 @@ def read_unit(task: ReadTask) -> None:
 
 def document_schema(splitters: Sequence[Splitter]) -> pa.Schema:
     """Documents with a column for each signal; float32 holds every count of a document of 16 MiB exactly."""
-    return pa.schema([*DOCUMENT_SCHEMA, *(pa.field(name, pa.float32()) for name in _added(splitters))])
+    added = [LANGUAGE_SCORE, *_added(splitters)]
+    return pa.schema([*DOCUMENT_SCHEMA, *(pa.field(name, pa.float32()) for name in added)])
 
 
 def _added(splitters: Sequence[Splitter]) -> list[str]:
     return [name for name in names(splitters) if name not in DOCUMENT_SCHEMA.names]
 
 
-def _with_signals(batch: pa.RecordBatch, splitters: Sequence[Splitter]) -> pa.RecordBatch:
-    signals = scan(batch.column("text"), splitters)
-    columns = [*batch.columns, *(signals.column(name).cast(pa.float32()) for name in _added(splitters))]
-    return pa.RecordBatch.from_arrays(columns, schema=document_schema(splitters))
+def _with_signals(batch: pa.RecordBatch, task: ReadTask) -> pa.RecordBatch:
+    signals = scan(batch.column("text"), task.splitters)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns[LANGUAGE_SCORE] = np.zeros(batch.num_rows)
+    if task.identify:
+        guesses = identify(batch.column("text").to_pylist())
+        columns["language"] = [guess.code for guess in guesses]
+        columns[LANGUAGE_SCORE] = [guess.score for guess in guesses]
+    columns |= {name: signals.column(name) for name in _added(task.splitters)}
+    schema = document_schema(task.splitters)
+    arrays = [pa.array(columns[field.name]).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _error_row(failure: Failure, part: UnitPart, tally: Tally) -> tuple[Any, ...]:
@@ -103,7 +116,7 @@ def _row(document: Document, part: UnitPart, task: ReadTask, tally: Tally) -> tu
     if not sampled:
         return None
     origin = (source, part.span.name, document.key)
-    tail = (document.group, document.kind, document.file_type, document.url, size)
+    tail = (document.group, document.kind, document.file_type, document.url, "", size)
     return (document.id.hex(), document.text, *origin, *tail)
 
 

@@ -18,6 +18,7 @@ from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally, describe_losses
 from lavra.corpus.config import CorpusConfig
 from lavra.corpus.executor import map_units
+from lavra.corpus.language import identify
 from lavra.corpus.read_pass import ReadTask, UnitPart, read_unit
 from lavra.corpus.readers import Span
 from lavra.corpus.rulesets.ruleset import combine, splitters_of
@@ -119,12 +120,15 @@ def _read_units(
         span = Span(found.path, found.name, found.format, start, stop)
         return UnitPart(file, span, config.sources[found.source_index], scan.names[found.source_index])
 
+    if config.languages:
+        identify([])  # a missing package is told before any work
     splitters = splitters_of([combine(config.rulesets, config.thresholds)])
     tasks = [
         ReadTask(
             unit,
             [unit_part(*span) for span in spans],
             splitters,
+            bool(config.languages),
             config.max_document_bytes,
             manifest.sampling_rate,
         )

@@ -18,7 +18,7 @@ BATCH_ROWS = 1 << 16
 EXCERPT_CHARACTERS = 300
 
 # Texts hardly repeat: neither a dictionary nor minimum and maximum are worth their time on them.
-_REPEATING = ["source", "path", "group", "kind", "file_type", "reason"]
+_REPEATING = ["source", "path", "group", "kind", "file_type", "language", "reason"]
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 3,
@@ -39,6 +39,7 @@ DOCUMENT_SCHEMA = pa.schema(
         ("kind", pa.string()),  # prose or code
         ("file_type", pa.string()),  # ".md", ".py", "docstring", ...
         ("url", pa.string()),
+        ("language", pa.string()),  # ISO 639 code, "und", or "" where it was not asked for
         ("bytes", pa.int64()),  # UTF-8 bytes of text
     ]
 )
