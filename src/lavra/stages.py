@@ -230,6 +230,7 @@ def corpus_stage(run: Run) -> Artifact:
         "max_document_bytes": config.max_document_bytes,
         "words": splitters_of([rules]),
         "languages": bool(config.languages),
+        "pii": config.pii.actions(),
         "max_bytes": decisions["corpus_max_bytes"],
     }
     inputs = {

@@ -1,8 +1,8 @@
 """Where every record went: records_in = kept + dropped + errors + sampled_out, in documents and bytes.
 
 `accounting.json` holds `totals`, the same `by_source`, `by_kind` and `by_file_type`, `reasons` (why
-documents were dropped; `only` counts those with no other reason), `errors` by reason, `split` and
-`notes`. Bytes are UTF-8 bytes of text; of errors, raw bytes of the record where they are known.
+documents were dropped; `only` counts those with no other reason), `errors` by reason, `pii` (found, by kind), `split`
+and `notes`. Bytes are UTF-8 bytes of text as it is stored; of errors, raw bytes of the record where they are known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Tally:
     """Counters that add up over units in any order: key -> [documents, bytes].
 
     Keys are ("outcome", outcome, source, kind, file type), ("reason" or "only" or "error", reason,
-    source) and ("blank", source).
+    source), ("pii", kind, source) with spans in place of bytes, and ("blank", source).
     """
 
     def __init__(self, rows: Iterable[Iterable[Any]] = ()) -> None:
@@ -99,6 +99,7 @@ def build_accounting(
         | {"blank_lines": tally.sum("blank")[0]},
         "reasons": reasons,
         "errors": {reason: _cell(tally.sum("error", reason)) for reason in ERROR_REASONS},
+        "pii": {kind: _found(tally.sum("pii", kind)) for kind in tally.labels("pii", 1)},
         "by_source": {
             source: _outcomes(tally, 2, source)
             | {
@@ -128,6 +129,10 @@ def _counts(tally: Tally, table: str, reasons: Iterable[str], source: str) -> di
 
 def _cell(counts: Counts) -> dict[str, int]:
     return {"documents": counts[0], "bytes": counts[1]}
+
+
+def _found(counts: Counts) -> dict[str, int]:
+    return {"documents": counts[0], "spans": counts[1]}
 
 
 def describe_losses(tally: Tally) -> str:

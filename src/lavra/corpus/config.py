@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lavra.corpus.near.config import NearDuplicates
+from lavra.corpus.pii import Pii
 from lavra.schema import AutoBytes, AutoCount, Bytes, Config
 
 STANDARD_LIBRARY = "python:stdlib"
@@ -61,6 +62,7 @@ class CorpusConfig(Config):
         default=0.65,
         description="Probability below which a language is not believed (FineWeb and RefinedWeb: 0.65)",
     )
+    pii: Pii = Pii()
     near_duplicates: NearDuplicates = NearDuplicates()
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the kept bytes held out, by whole groups"

@@ -12,37 +12,52 @@ from lavra.artifact import atomic_writer
 from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import Tally
 from lavra.corpus.config import CorpusConfig
-from lavra.corpus.read_pass import LANGUAGE_SCORE
+from lavra.corpus.read_pass import LANGUAGE_SCORE, PII_COLUMNS
 from lavra.corpus.records import Records, iter_located
 from lavra.corpus.rulesets.ruleset import Ruleset, combine
 from lavra.corpus.store import iter_part
 from lavra.corpus.unit_files import WriteUnit, seal, sealed_tally
 
-OTHER_LANGUAGE = "other_language"
+OTHER_LANGUAGE, PERSONAL_DATA = "other_language", "personal_data"
 _LABELS = ["source", "kind", "file_type"]
 
 
 class Judge(NamedTuple):
-    """What speaks against documents: rules, and languages that are not wanted."""
+    """What speaks against documents: rules, languages that are not wanted, personal data."""
 
     rules: Ruleset
     languages: Sequence[str]
     min_language_score: float
+    pii: Sequence[str]
 
     @property
     def reasons(self) -> list[str]:
         """Names of all that may speak against a document."""
-        return [*self.rules.rules, *[OTHER_LANGUAGE] * bool(self.languages)]
+        return [
+            *self.rules.rules,
+            *[OTHER_LANGUAGE] * bool(self.languages),
+            *[PERSONAL_DATA] * bool(self.pii),
+        ]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of documents that `against` reads."""
+        return [*self.rules.columns, *["language", LANGUAGE_SCORE] * bool(self.languages), *self.pii]
 
     def against(self, batch: pa.RecordBatch) -> Records:
         """Which reason speaks against which document, bool [reasons, N]."""
-        verdicts = self.rules.judge(batch)
-        if not self.languages:
-            return verdicts
+        verdicts = [self.rules.judge(batch)]
+        if self.languages:
+            verdicts.append(self._other_language(batch))
+        if self.pii:
+            verdicts.append(np.any([np.asarray(batch.column(name)) > 0 for name in self.pii], axis=0))
+        return np.vstack(verdicts)
+
+    def _other_language(self, batch: pa.RecordBatch) -> Records:
         wanted = np.isin(np.array(batch.column("language").to_pylist(), object), self.languages)
         # The column has the precision of float32; so has the limit.
         sure = np.asarray(batch.column(LANGUAGE_SCORE)) >= np.float32(self.min_language_score)
-        return np.vstack([verdicts, ~(wanted & sure)])
+        return np.asarray(~(wanted & sure))
 
 
 def make_judge(config: CorpusConfig) -> Judge:
@@ -51,7 +66,9 @@ def make_judge(config: CorpusConfig) -> Judge:
     Raises:
         UsageError: see `rulesets.ruleset.combine`.
     """
-    return Judge(combine(config.rulesets, config.thresholds), config.languages, config.min_language_score)
+    rules = combine(config.rulesets, config.thresholds)
+    pii = [PII_COLUMNS[kind] for kind, action in config.pii.actions().items() if action == "drop"]
+    return Judge(rules, config.languages, config.min_language_score, pii)
 
 
 def judge_unit(unit: WriteUnit, judge: Judge) -> None:
@@ -59,7 +76,7 @@ def judge_unit(unit: WriteUnit, judge: Judge) -> None:
     if sealed_tally(unit.seal("judge"), unit.out) is not None:
         return
     tally, bits = Tally(), []
-    columns = list(dict.fromkeys([*_LABELS, "bytes", "language", LANGUAGE_SCORE, *judge.rules.columns]))
+    columns = list(dict.fromkeys([*_LABELS, "bytes", *judge.columns]))
     for batch in iter_part(unit.read.documents, columns):
         against = judge.against(batch)
         bits.append(np.packbits(against, axis=0).T)

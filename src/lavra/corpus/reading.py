@@ -129,6 +129,7 @@ def _read_units(
             [unit_part(*span) for span in spans],
             splitters,
             bool(config.languages),
+            config.pii.actions(),
             config.max_document_bytes,
             manifest.sampling_rate,
         )
