@@ -50,7 +50,7 @@ class CorpusConfig(Config):
     )
     rulesets: tuple[str, ...] = Field(
         default=("lavra",),
-        description="Rules that drop documents: names (`lavra corpus rulesets`) or YAML files of your own; none: []",
+        description="Rules that drop documents: names (`lavra corpus --rulesets`) or YAML files of your own; none: []",
     )
     thresholds: dict[str, float] = Field(
         default={}, description="Thresholds of the rulesets that you change, as `min_characters: 200`"
