@@ -135,6 +135,11 @@ def test_planted_pairs_become_candidates_as_often_as_the_s_curve_says(similarity
     assert abs(hits - expected) <= spread
 
 
+def test_a_unit_of_which_no_document_is_left_has_no_keys() -> None:
+    keys = band_keys(np.empty((0, 112), np.uint32), 3, np.empty(0, np.int64), 16)
+    assert keys.dtype == KEY and len(keys) == 0
+
+
 def test_k_equal_documents_give_fewer_than_2k_pairs(tmp_path) -> None:
     text = " ".join(f"word{i}" for i in range(30))
     found = pairs_of([text] * 500, tmp_path)

@@ -247,6 +247,6 @@ _FINDERS: Mapping[Kind, Finder] = {
     "cpf": _finder("cpf", _CPF, r"\.\d{3}\.", r"\d", lambda value: _check_digits(value, _CPF_WEIGHTS)),
     "cnpj": _finder("cnpj", _CNPJ, r"/\d{4}-", r"[\d.]", lambda value: _check_digits(value, _CNPJ_WEIGHTS)),
     "ssn": _finder("ssn", _SSN, r"-\d{2}-\d{4}", r"\d", lambda value: True),
-    "card": _finder("card", _CARD, r"[3-6]\d{3}[ -]?\d{4}", r"\d", _is_card),
+    "card": _finder("card", _CARD, r"[3-6]\d{3}(?=[ -]?\d{4})", r"\d", _is_card),
     "secret": _secrets,
 }

@@ -39,7 +39,7 @@ def band_keys(signatures: Records, unit: int, rows: Records, bands: int) -> Reco
         rows: of the documents in their unit, [N].
         bands: how many.
     """
-    parts = signatures.reshape(len(signatures), bands, -1)
+    parts = signatures.reshape(len(signatures), bands, signatures.shape[1] // bands)
     keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64), (len(signatures), bands)) * _SPREAD
     for k in range(parts.shape[2]):
         keys = (keys ^ parts[:, :, k]) * _SPREAD
