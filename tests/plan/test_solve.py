@@ -263,6 +263,17 @@ def test_a_micro_batch_is_never_larger_than_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("width", "compile_", "tokens"), [(256, "model", 1024), (256, "off", 4096), (512, "model", 4096)]
+)
+def test_compiled_micro_batches_of_narrow_models_stay_in_the_cache(
+    width: int, compile_: str, tokens: int
+) -> None:
+    wishes = {"tokens": 1e7, "seq_len": 512, "batch_tokens": 65_536, "compiler": "c++", "compile": compile_}
+    d = solve(situation(**wishes, model={"d_model": width, "n_layers": 4}))["decisions"]
+    assert d["micro_batch_size"] * 512 == tokens
+
+
+@pytest.mark.parametrize(
     ("compiler", "wish", "expected"),
     [("", "model", "off"), ("c++", "model", "model"), ("c++", "blocks", "blocks"), ("c++", "off", "off")],
 )

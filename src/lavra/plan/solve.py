@@ -308,11 +308,12 @@ def _micro_batch(
 ) -> int:
     """Largest power of two that fits in memory, no more tokens than the kernels profit from.
 
-    On a CPU compiled code is fastest where a layer's activations stay in the cache (docs/lab-log.md).
+    On a CPU compiled code of a narrow model is fastest where a layer's activations stay in the cache; measured at
+    widths 256 and 512 (docs/lab-log.md).
     """
     if s.wishes.micro_batch_size != "auto":
         return min(int(s.wishes.micro_batch_size), batch_size)
-    on_cpu = 4096 if compile_ == "off" else 1024
+    on_cpu = 1024 if compile_ != "off" and shape.d_model <= 256 else 4096
     useful = max(1, (on_cpu if s.calibration.device == "cpu" else 65536) // shape.seq_len)
     micro = min(batch_size, 1 << (useful.bit_length() - 1))
     while micro > 1 and (
