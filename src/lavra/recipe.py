@@ -272,6 +272,13 @@ def _absolute_paths(layer: Layer, base: Path) -> Layer:
             return value
         return os.path.normpath(base / os.path.expandvars(os.path.expanduser(value)))
 
+    def with_path(entry: Any) -> Any:
+        return (
+            {**entry, "path": absolute(entry["path"])}
+            if isinstance(entry, Mapping) and "path" in entry
+            else entry
+        )
+
     data = {key: value for key, value in layer.data.items()}
     if "run_dir" in data:
         data["run_dir"] = absolute(data["run_dir"])
@@ -281,12 +288,15 @@ def _absolute_paths(layer: Layer, base: Path) -> Layer:
     for name in ("corpus", "tokens"):
         section = data.get(name)
         if isinstance(section, Mapping) and isinstance(section.get("sources"), list):
-            sources = [
-                {**s, "path": absolute(s["path"])} if isinstance(s, Mapping) and "path" in s else s
-                for s in section["sources"]
-            ]
-            data[name] = {**section, "sources": sources}
+            data[name] = {**section, "sources": [with_path(source) for source in section["sources"]]}
     if isinstance(section := data.get("corpus"), Mapping) and isinstance(section.get("rulesets"), list):
         rulesets = [absolute(r) if str(r).endswith((".yaml", ".yml")) else r for r in section["rulesets"]]
-        data["corpus"] = {**section, "rulesets": rulesets}
+        data["corpus"] = section = {**section, "rulesets": rulesets}
+    if isinstance(section, Mapping) and isinstance(wanted := section.get("decontamination"), Mapping):
+        benchmarks = wanted.get("benchmarks")
+        if isinstance(benchmarks, list):
+            data["corpus"] = {
+                **section,
+                "decontamination": {**wanted, "benchmarks": [with_path(b) for b in benchmarks]},
+            }
     return Layer(layer.origin, data, layer.marks)

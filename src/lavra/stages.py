@@ -217,12 +217,14 @@ def _write_environment(run: Run, machine: dict[str, Any], gemm: dict[str, float]
 def corpus_stage(run: Run) -> Artifact:
     """Sources -> documents with signals -> judged, deduplicated, split, accounted."""
     from lavra.corpus.build import build_corpus
+    from lavra.corpus.decontamination.items import read_items
     from lavra.corpus.reading import read_documents
     from lavra.corpus.rulesets.ruleset import combine, splitters_of
 
     config, decisions = run.recipe.corpus, run.plan["decisions"]
     scan, rules = source_scan(config), combine(config.rulesets, config.thresholds)
     workers = usable_cores() if config.workers == "auto" else config.workers
+    read_items(config.decontamination)  # what is wrong with a benchmark is told before hours of reading
     read_inputs = {
         "format": DOCUMENTS_FORMAT,
         "sources": [s.model_dump(mode="json", exclude={"path"}) for s in config.sources],
@@ -238,6 +240,11 @@ def corpus_stage(run: Run) -> Artifact:
         "documents": artifact.fingerprint(read_inputs),
         "rules": rules.to_json(),
         "languages": [*config.languages, config.min_language_score] if config.languages else [],
+        "decontamination": config.decontamination.model_dump(mode="json", exclude={"benchmarks"}),
+        "benchmarks": [
+            [b.title, list(b.fields), artifact.file_hash(Path(b.path))]
+            for b in config.decontamination.benchmarks
+        ],
         "near_duplicates": config.near_duplicates.model_dump(mode="json"),
         "validation_fraction": config.validation_fraction,
         "validation_max_bytes": decisions["validation_max_bytes"],

@@ -17,7 +17,8 @@ RECORDS_IN, READ, PASSED, KEPT = "records_in", "read", "passed", "kept"
 TRAIN, VALIDATION = "train", "validation"
 DROPPED, ERRORS, SAMPLED_OUT = "dropped", "errors", "sampled_out"
 OUTCOMES = (RECORDS_IN, KEPT, TRAIN, VALIDATION, DROPPED, ERRORS, SAMPLED_OUT)
-DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"  # found among the documents that no rule drops
+# Found among the documents that no rule drops.
+DUPLICATE, NEAR_DUPLICATE, CONTAMINATED = "duplicate", "near_duplicate", "contaminated"
 IDENTITY = (KEPT, DROPPED, ERRORS, SAMPLED_OUT)  # the parts that add up to RECORDS_IN
 
 Key = tuple[str, ...]
@@ -87,7 +88,7 @@ def build_accounting(
     tally: Tally, rules: Iterable[str], split: Mapping[str, Any], notes: Iterable[str]
 ) -> dict[str, Any]:
     """Contents of `accounting.json` from the tally of all units; every rule is told, hits or none."""
-    names = (*rules, DUPLICATE, NEAR_DUPLICATE)
+    names = (*rules, DUPLICATE, NEAR_DUPLICATE, CONTAMINATED)
     sums = {outcome: tally.sum("outcome", outcome) for outcome in OUTCOMES}
     check(RECORDS_IN, sums[RECORDS_IN], {part: sums[part] for part in IDENTITY}, "corpus")
     reasons = {

@@ -1,6 +1,6 @@
 """The corpus artifact: documents -> judged, deduplicated, split and accounted Parquet parts.
 
-    judge units -> deduplicate -> near-duplicates -> split -> write units -> accounting.json -> COMPLETE
+    judge units -> deduplicate -> near-duplicates -> decontaminate -> split -> write units -> accounting.json -> COMPLETE
 
 All intermediate files are below `work/` and go once `accounting.json` says that every part is
 whole. Each step leaves atomically written files, so the same command continues after any
@@ -21,6 +21,7 @@ from lavra.console import progress
 from lavra.corpus import accounting as acc
 from lavra.corpus.accounting import build_accounting, summarize
 from lavra.corpus.config import CorpusConfig
+from lavra.corpus.decontamination.find import FACTS, find_contaminated
 from lavra.corpus.dedup import deduplicate, iter_kept
 from lavra.corpus.executor import map_units
 from lavra.corpus.judge_pass import Judge, iter_passed, judge_unit, make_judge
@@ -77,6 +78,7 @@ def _build(
     units = [WriteUnit(out, ReadUnit(documents.path, unit)) for unit in range(facts["units"])]
     read = merged([unit.read.seal for unit in units], documents.path)
     split, notes = {"validation_groups": 0}, list(facts["notes"])
+    contamination: dict[str, Any] = {}
     if units:  # else all text comes tokenised
         _judge_units(units, judge)
         judged = merged([unit.seal("judge") for unit in units], out)
@@ -86,12 +88,17 @@ def _build(
         _find_copies(config, units, out / WORK, passed, facts["weights"], workers)
         plan = _decide(config, units, out, validation_max_bytes)
         cut = Cut(*plan["cut"]) if plan["cut"] else None
-        tasks = [WriteTask(u, judge.reasons, cut if cut and cut.unit == u.read.unit else None) for u in units]
+        contamination = read_json(out / WORK / FACTS)
+        tasks = [
+            WriteTask(u, judge.reasons, list(contamination), cut if cut and cut.unit == u.read.unit else None)
+            for u in units
+        ]
         map_units(write_unit, tasks, facts["weights"], workers=workers, label="corpus: write")
         split, notes = plan["split"], plan["notes"] + notes
     tally = merged([seal for unit in units for seal in (unit.seal("judge"), unit.seal("write"))], out)
     tally = acc.Tally([*read.to_rows(), *tally.to_rows()])
     accounting = build_accounting(tally, judge.reasons, split, notes)
+    accounting["contamination"] = contamination
     return accounting | {name: facts[name] for name in ("sampling_rate", "ignored_files")}
 
 
@@ -110,16 +117,23 @@ def _find_copies(
     weights: Sequence[int],
     workers: int,
 ) -> None:
-    """Exact copies, then near-duplicates among the others; `joined.npy` is written before `near.npy`."""
-    if (work / COPIES / NEAR).exists():
+    """Exact copies, near-duplicates among the others, benchmark items in what is left; once there is a plan, all is done."""
+    copies = work / COPIES
+    if (work / PLAN).exists():
         return
-    deduplicate(iter_passed(units), passed, work / COPIES)
-    if config.near_duplicates.enabled:
-        limits = config.near_duplicates
-        find_near_duplicates(units, work / COPIES, limits, work, weights=weights, workers=workers)
+    if not (copies / NEAR).exists():
+        deduplicate(iter_passed(units), passed, copies)
+        if config.near_duplicates.enabled:
+            find_near_duplicates(
+                units, copies, config.near_duplicates, work, weights=weights, workers=workers
+            )
+        else:
+            with atomic_writer(work / JOINED) as file:
+                np.save(file, np.empty((0, 2), np.uint64))
+    if config.decontamination.benchmarks:
+        find_contaminated(units, copies, config.decontamination, work, weights=weights, workers=workers)
     else:
-        with atomic_writer(work / JOINED) as file:
-            np.save(file, np.empty((0, 2), np.uint64))
+        write_json(work / FACTS, {})
 
 
 def _decide(

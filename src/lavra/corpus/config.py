@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lavra.corpus.decontamination.config import Decontamination
 from lavra.corpus.near.config import NearDuplicates
 from lavra.corpus.pii import Pii
 from lavra.schema import AutoBytes, AutoCount, Bytes, Config
@@ -64,6 +65,7 @@ class CorpusConfig(Config):
     )
     pii: Pii = Pii()
     near_duplicates: NearDuplicates = NearDuplicates()
+    decontamination: Decontamination = Decontamination()
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         default=0.05, description="Share of the kept bytes held out, by whole groups"
     )

@@ -11,13 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from lavra.artifact import atomic_writer
+from lavra.corpus.accounting import CONTAMINATED, DUPLICATE, NEAR_DUPLICATE
 from lavra.corpus.records import Records, bucket_count, partition, read_bucket
 
-# One later copy, where the document that stays in its place is, and how alike they are.
+REASONS = (DUPLICATE, NEAR_DUPLICATE, CONTAMINATED)
+# One document that goes: why (position in REASONS), for the sake of what, and how alike they are. For a copy `kept_file` and
+# `kept_position` are the place of the document that stays; for contamination the item's line, and the benchmark's number.
 COPY = np.dtype(
     [
         *[("unit", "<u4"), ("row", "<u4"), ("kept_file", "<u4"), ("kept_position", "<u8")],
-        *[("near", "u1"), ("similarity", "<f4")],
+        *[("reason", "u1"), ("similarity", "<f4")],
     ]
 )
 
@@ -49,14 +52,14 @@ def find_copies(records: Records) -> Records:
     copies = np.empty(int((~new).sum()), COPY)
     for name in ("unit", "row"):
         copies[name] = records[name][order[~new]]
-    copies["near"], copies["similarity"] = 0, 1
+    copies["reason"], copies["similarity"] = REASONS.index(DUPLICATE), 1
     copies["kept_file"] = records["file"][kept[~new]]
     copies["kept_position"] = records["position"][kept[~new]]
     return np.sort(copies, order=("unit", "row"))
 
 
 def open_copies(folder: Path) -> list[Records]:
-    """The result of `deduplicate`, mapped from disk, not loaded."""
+    """All files of `COPY` rows in a folder, mapped from disk, not loaded; each is sorted by unit and row."""
     return [np.asarray(np.load(path, mmap_mode="r")) for path in sorted(folder.glob("*.npy"))]
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from lavra.artifact import read_json
 from lavra.corpus import accounting as acc
-from lavra.corpus.accounting import DUPLICATE, NEAR_DUPLICATE, Tally
-from lavra.corpus.dedup import copies_of_unit, open_copies
+from lavra.corpus.accounting import CONTAMINATED, Tally
+from lavra.corpus.dedup import REASONS, copies_of_unit, open_copies
 from lavra.corpus.documents import content_id
 from lavra.corpus.judge_pass import open_verdicts
 from lavra.corpus.near.find import JOINED, regroup
@@ -35,10 +35,11 @@ FILES = "files.json"  # beside the documents: source, name and reader of every f
 
 
 class WriteTask(NamedTuple):
-    """A unit, the reasons behind its verdicts, and the cut when it concerns this unit."""
+    """A unit, the reasons behind its verdicts, names of benchmarks, and the cut when it concerns this unit."""
 
     unit: WriteUnit
     reasons: Sequence[str]
+    benchmarks: Sequence[str]
     cut: Cut | None
 
 
@@ -78,7 +79,10 @@ def _routed(task: WriteTask, tally: Tally) -> Iterator[tuple[str, pa.RecordBatch
         yield acc.DROPPED, _judged_rows(batch.filter(pa.array(against)), bits[against], task.reasons)
         copied = batch.filter(pa.array(is_copy))
         files = unit.read.out / FILES
-        yield acc.DROPPED, _copy_rows(copied, copies[np.isin(copies["row"], rows)], files, tally)
+        yield (
+            acc.DROPPED,
+            _copy_rows(copied, copies[np.isin(copies["row"], rows)], files, task.benchmarks, tally),
+        )
         _count(batch.filter(pa.array(kept)), acc.KEPT, tally)
         cut = task.cut.row - start if task.cut and task.cut.row in rows else None
         for side, mask in ((acc.TRAIN, kept & ~held_out), (acc.VALIDATION, kept & held_out)):
@@ -120,14 +124,16 @@ def _judged_rows(batch: pa.RecordBatch, bits: Records, reasons: Sequence[str]) -
     return _dropped(batch, why, [""] * batch.num_rows, [0.0] * batch.num_rows)
 
 
-def _copy_rows(batch: pa.RecordBatch, copies: Records, files: Path, tally: Tally) -> pa.RecordBatch:
-    """Dropped rows of later copies, with the place of the document that stays."""
+def _copy_rows(
+    batch: pa.RecordBatch, copies: Records, files: Path, benchmarks: Sequence[str], tally: Tally
+) -> pa.RecordBatch:
+    """Dropped rows of later copies, with the place of the document that stays, and of those that hold a benchmark's item."""
     _count(batch, acc.DROPPED, tally)
-    why = [[NEAR_DUPLICATE if near else DUPLICATE] for near in copies["near"]]
+    why = [[REASONS[reason]] for reason in copies["reason"]]
     sizes = zip(*(batch.column(name).to_pylist() for name in ("source", "bytes")), strict=True)
     for reasons, (source, size) in zip(why, sizes, strict=True):
         tally.drop(reasons, source, size)
-    kept = [_place(str(files), int(copy["kept_file"]), int(copy["kept_position"])) for copy in copies]
+    kept = [_instead(copy, files, benchmarks) for copy in copies]
     return _dropped(batch, why, kept, copies["similarity"].tolist())
 
 
@@ -147,8 +153,12 @@ def _dropped(
     return pa.RecordBatch.from_arrays(arrays, schema=DROPPED_SCHEMA)
 
 
-def _place(files_json: str, file: int, position: int) -> str:
-    source, name, reader = _files(files_json)[file]
+def _instead(copy: Records, files: Path, benchmarks: Sequence[str]) -> str:
+    """What a document goes for."""
+    file, position = int(copy["kept_file"]), int(copy["kept_position"])
+    if REASONS[copy["reason"]] == CONTAMINATED:
+        return f"{benchmarks[position]}: line {file}"
+    source, name, reader = _files(str(files))[file]
     return f"{source}: {place(name, reader, position)}"
 
 

@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from lavra.artifact import atomic_writer
-from lavra.corpus.dedup import COPY, copies_of_unit
+from lavra.corpus.accounting import NEAR_DUPLICATE
+from lavra.corpus.dedup import COPY, REASONS, open_copies
 from lavra.corpus.executor import map_units
 from lavra.corpus.formats import CODE
-from lavra.corpus.judge_pass import open_verdicts
 from lavra.corpus.near.bands import KEY, PAIR, band_keys, candidate_pairs, place
 from lavra.corpus.near.config import NearDuplicates
 from lavra.corpus.near.shingles import shingle_sets, signatures
 from lavra.corpus.near.verify import Removal, removals, similarity
 from lavra.corpus.records import Records, bucket_count, read_records
-from lavra.corpus.store import iter_part
+from lavra.corpus.remaining import iter_remaining
 from lavra.corpus.unit_files import WriteUnit
 
 NEAR, JOINED = "near.npy", "joined.npy"  # among the copies; in `work`
@@ -111,17 +111,10 @@ def shingle_unit(task: NearTask) -> None:
 
 
 def _looked_at(task: NearTask) -> Iterator[tuple[pa.LargeStringArray, Records, Records]]:
-    """Texts, whether they are code, and rows of the documents of a unit that are still there."""
-    verdicts, start = open_verdicts(task.unit), 0
-    exact = [np.load(path, mmap_mode="r") for path in sorted(task.copies.glob("*.npy")) if path.name != NEAR]
-    gone = copies_of_unit(exact, task.unit.read.unit)["row"]
-    for batch in iter_part(task.unit.read.documents, ["text", "kind"]):
-        rows = np.arange(start, start + batch.num_rows)
-        start += batch.num_rows
-        there = ~verdicts[rows].any(axis=1) & ~np.isin(rows, gone)
-        batch = batch.filter(pa.array(there))
+    """Texts, whether they are code, and rows of the documents of a unit that are left."""
+    for batch, rows in iter_remaining(task.unit, open_copies(task.copies), ["text", "kind"]):
         code = np.array([kind == CODE for kind in batch.column("kind").to_pylist()], bool)
-        yield batch.column("text"), code, rows[there]
+        yield batch.column("text"), code, rows
 
 
 def _pairs(tasks: Sequence[NearTask], folder: Path) -> Records:
@@ -172,7 +165,7 @@ def _copies(units: Sequence[WriteUnit], found: Sequence[Removal]) -> Records:
         row["unit"], row["row"] = removal.member >> 32, removal.member & 0xFFFFFFFF
         row["kept_file"] = records[removal.kept]["file"]
         row["kept_position"] = records[removal.kept]["position"]
-        row["near"], row["similarity"] = 1, removal.jaccard
+        row["reason"], row["similarity"] = REASONS.index(NEAR_DUPLICATE), removal.jaccard
     return rows
 
 

@@ -116,7 +116,7 @@ def _shingles(data: Table, start: int, stop: int, code: bool, roles: Table, lowe
     while i <= stop:
         point, width = np.uint32(32), 1  # past the end: a separator
         if i < stop:
-            point, width = _code_point(data, i)
+            point, width = code_point(data, i)
         role = roles[point]
         i += width
         if role == WORD:
@@ -134,7 +134,8 @@ def _shingles(data: Table, start: int, stop: int, code: bool, roles: Table, lowe
 
 
 @kernel
-def _code_point(data: Table, i: int) -> tuple[np.uint32, int]:
+def code_point(data: Table, i: int) -> tuple[np.uint32, int]:
+    """The code point whose UTF-8 begins at byte i, and its length."""
     byte = np.uint32(data[i])
     if byte < 0x80:
         return byte, 1
