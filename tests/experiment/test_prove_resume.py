@@ -109,6 +109,8 @@ def test_too_few_steps_for_the_kills_is_a_usage_error(write_project, tmp_path: P
             "train.compile=off",
             "train.guard.policy=rewind",
             "train.guard.rewind_steps=2",
+            "train.guard.loss_sigmas=1.5",  # at 0.5 a third of the batches is rejected, and rewinds hardly get past one another
+            "train.guard.grad_sigmas=1.5",
         ],
         ["train.precision=fp32", "train.compile=blocks"],
         ["train.precision=bf16", "train.compile=model"],
