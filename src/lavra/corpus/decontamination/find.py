@@ -41,7 +41,7 @@ _EXCERPT = 300
 
 
 class Hit(NamedTuple):
-    """A document holds words of an item: how much of it, and where (bytes of the text)."""
+    """A document holds words of an item: how much of it, and where (characters of the text)."""
 
     item: int
     covered: float
@@ -127,10 +127,9 @@ def _number(items: Items, item: int) -> int:
 
 
 def _report_row(document: dict[str, Any], hit: Hit, items: Items) -> tuple[Any, ...]:
-    data, item = document["text"].encode(), items.items[hit.item]
-    start, length = len(data[: hit.start].decode()), len(data[hit.start : hit.stop].decode())
-    excerpt = document["text"][start : start + min(length, _EXCERPT)]
-    where = (item.benchmark, item.line, hit.covered, start, start + length)
+    item = items.items[hit.item]
+    excerpt = document["text"][hit.start : min(hit.stop, hit.start + _EXCERPT)]
+    where = (item.benchmark, item.line, hit.covered, hit.start, hit.stop)
     return (document["id"], document["source"], document["path"], *where, excerpt)
 
 
@@ -147,11 +146,12 @@ def hits_by_document(texts: pa.LargeStringArray, items: Items) -> Iterator[tuple
             for place in items.places[hit["run"]]:
                 of_item[place.item].append((hit, place.word))
         if of_item:
-            yield document, [_hit(item, found, items) for item, found in sorted(of_item.items())]
+            yield document, [_hit(item, found, items, data) for item, found in sorted(of_item.items())]
 
 
-def _hit(item: int, found: list[tuple[Records, int]], items: Items) -> Hit:
+def _hit(item: int, found: list[tuple[Records, int]], items: Items, data: bytes) -> Hit:
     covered = {word + k for hit, word in found for k in range(int(hit["stop"] - hit["first"]))}
-    start = min(int(hit["start_byte"]) for hit, _ in found)
-    stop = max(int(hit["stop_byte"]) for hit, _ in found)
+    first = min(int(hit["start_byte"]) for hit, _ in found)
+    last = max(int(hit["stop_byte"]) for hit, _ in found)
+    start, stop = (len(data[:position].decode()) for position in (first, last))
     return Hit(item, len(covered) / items.items[item].words, start, stop)

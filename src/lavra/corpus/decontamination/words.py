@@ -17,7 +17,7 @@ from lavra.corpus.near.shingles import SINGLE, WORD, code_point, roles
 from lavra.corpus.records import Records
 from lavra.corpus.signals.characters import MARK, Table, classes, lower_case
 from lavra.corpus.signals.repetition import mix, slot_of
-from lavra.corpus.signals.segments import kernel
+from lavra.corpus.signals.segments import kernel, most_bytes, utf8_buffers
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 HIT = np.dtype([("document", "<i8"), ("first", "<i8"), ("stop", "<i8"), ("start_byte", "<i8"), ("stop_byte", "<i8"), ("run", "<i8")])  # fmt: skip
@@ -70,13 +70,11 @@ def make_runs(runs: list[tuple[str, ...]]) -> Runs:
 
 def find_runs(texts: pa.LargeStringArray, runs: Runs) -> Records:
     """Where a text holds a run, by hash alone (`HIT`, in order): words `first` to `stop`, and their bytes in the text."""
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    source = np.frombuffer(data or b"", np.uint8)
+    data, bounds = utf8_buffers(texts)
     room = 1 << 10
     while True:
         out = np.zeros((room, len(HIT.names or ())), np.int64)
-        count = _find(source, bounds, roles(), folded(), *runs, out)
+        count = _find(data, bounds, roles(), folded(), *runs, out)
         if count <= room:
             return np.asarray(out[:count].view(HIT)[:, 0])
         room = count
@@ -162,10 +160,7 @@ def _find(
     out: Table,
 ) -> int:
     """Number of hits; as many of them as there is room for are written to `out`."""
-    longest = np.int64(0)
-    for d in range(bounds.shape[0] - 1):
-        longest = max(longest, bounds[d + 1] - bounds[d])
-    room = _most_words(int(longest))
+    room = _most_words(most_bytes(bounds))
     hashes, prefix = np.empty(room, np.uint64), np.empty(room + 1, np.uint64)
     starts, stops = np.empty(room, np.int64), np.empty(room, np.int64)
     powers = np.ones(lengths.shape[0], np.uint64)

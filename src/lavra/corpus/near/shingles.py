@@ -16,7 +16,7 @@ import regex
 from lavra.corpus.records import Records
 from lavra.corpus.signals.characters import ALPHANUMERIC, MARK, SPACE, Table, classes, lower_case
 from lavra.corpus.signals.repetition import mix
-from lavra.corpus.signals.segments import kernel
+from lavra.corpus.signals.segments import kernel, most_bytes, utf8_buffers
 
 VERSION = 1  # of words, shingles and permutations: signatures of another one are not comparable
 SHINGLE_WORDS = 5
@@ -56,7 +56,7 @@ def signatures(texts: pa.LargeStringArray, code: Table, count: int) -> tuple[Rec
     Returns:
         uint32 [N, K], and the number of shingles (with repetitions) of each text [N]; without any a row means nothing.
     """
-    data, offsets = _buffers(texts)
+    data, offsets = utf8_buffers(texts)
     out, sizes = np.empty((len(texts), count), np.uint32), np.zeros(len(texts), np.int64)
     _signatures(data, offsets, code, roles(), lower_case(), *permutations(count), out, sizes)
     return out, sizes
@@ -64,20 +64,13 @@ def signatures(texts: pa.LargeStringArray, code: Table, count: int) -> tuple[Rec
 
 def shingle_sets(texts: pa.LargeStringArray, code: Table) -> list[Records]:
     """The distinct shingles of each text, sorted 64-bit hashes."""
-    data, offsets = _buffers(texts)
-    scratch = np.empty(int(np.diff(offsets).max(initial=0)) + 1, np.uint64)
+    data, offsets = utf8_buffers(texts)
+    scratch = np.empty(most_bytes(offsets) + 1, np.uint64)
     found = []
     for i in range(len(texts)):
         count = _shingles(data, offsets[i], offsets[i + 1], code[i], roles(), lower_case(), scratch)
         found.append(np.unique(scratch[:count]))
     return found
-
-
-def _buffers(texts: pa.LargeStringArray) -> tuple[Table, Table]:
-    assert texts.null_count == 0
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return np.frombuffer(data or b"", np.uint8), bounds
 
 
 @kernel
@@ -92,10 +85,7 @@ def _signatures(
     out: Table,
     sizes: Table,
 ) -> None:
-    longest = np.int64(0)
-    for d in range(offsets.shape[0] - 1):
-        longest = max(longest, offsets[d + 1] - offsets[d])
-    scratch = np.empty(longest + 1, np.uint64)
+    scratch = np.empty(most_bytes(offsets) + 1, np.uint64)
     for d in range(offsets.shape[0] - 1):
         count = _shingles(data, offsets[d], offsets[d + 1], code[d], roles, lower, scratch)
         sizes[d] = count

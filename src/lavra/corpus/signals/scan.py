@@ -43,7 +43,16 @@ from lavra.corpus.signals.repetition import (
     top_ngram,
     word_hashes,
 )
-from lavra.corpus.signals.segments import decode, kernel, lines, strip, unicode_words, whitespace_words
+from lavra.corpus.signals.segments import (
+    decode,
+    kernel,
+    lines,
+    most_bytes,
+    strip,
+    unicode_words,
+    utf8_buffers,
+    whitespace_words,
+)
 
 Splitter = Literal["whitespace", "segments", "words"]
 SPLITTERS: tuple[Splitter, ...] = get_args(Splitter)
@@ -148,10 +157,7 @@ def scan(texts: pa.LargeStringArray, splitters: Sequence[Splitter]) -> pa.Record
         splitters: `whitespace`, as `str.split()`; `segments` of UAX #29 that are not blank, punctuation among
             them; `words`, the segments that begin with a letter or a digit.
     """
-    assert texts.null_count == 0
-    _, offsets_buffer, data_buffer = texts.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    data = np.frombuffer(data_buffer or b"", np.uint8)
+    data, offsets = utf8_buffers(texts)
     tables = (classes(), word_breaks(), lower_case())
     modes = np.array([SPLITTERS.index(splitter) for splitter in splitters], np.int64)
     out = np.zeros((len(TEXT) + len(WORD) * len(splitters), len(texts)))
@@ -177,9 +183,7 @@ def _scan(
     out: Table,
 ) -> None:
     """Scratch is as long as the longest text needs, and is not cleared between texts."""
-    longest = 1
-    for d in range(offsets.shape[0] - 1):
-        longest = max(longest, offsets[d + 1] - offsets[d])
+    longest = max(1, most_bytes(offsets))
     size = 4
     while size < 2 * longest + 2:
         size *= 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import pyarrow as pa
 
 from lavra.corpus.signals.characters import (
     ALETTER,
@@ -34,6 +35,23 @@ from lavra.corpus.signals.characters import (
 )
 
 kernel = numba.njit(nogil=True, cache=True)
+
+
+def utf8_buffers(texts: pa.LargeStringArray) -> tuple[Table, Table]:
+    """The bytes behind an array of N texts without nulls, and where each begins and ends in them, int64 [N + 1]."""
+    assert texts.null_count == 0
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(data or b"", np.uint8), bounds
+
+
+@kernel
+def most_bytes(offsets: Table) -> int:
+    """Bytes of the longest text; 0 without any."""
+    longest = 0
+    for d in range(offsets.shape[0] - 1):
+        longest = max(longest, offsets[d + 1] - offsets[d])
+    return longest
 
 
 @kernel
